@@ -16,6 +16,7 @@ The package needs only jax and jaxtyping.
     ssd                       Mamba-2 and Mamba-3: a decay per head
     delta_rule                DeltaNet and Gated DeltaNet
     linear_attention          RWKV-5, 6 and 7, GLA, KDA, mLSTM: a decay per key channel
+    kda                       KDA and Gated DeltaNet-2 from the pre-activations of their gates
     log_linear                log-linear Mamba-2: states of a Fenwick tree's blocks, a weight per level
     state_scan                states at the chunk starts of a chunked recurrence (delta rules, RWKV-7)
     state_passing             the same with an elementwise decay (Mamba-2, RWKV-5 and 6, Based)
@@ -47,6 +48,7 @@ chunks, D model, E inner width, N state, O vocabulary, S cache length. Optional 
     ssd                       x [B,T,H,V]  log a [B,T,H]  b, c [B,T,(G,)N]  state   y [B,T,H,V]  state [B,H,N,V]
     delta_rule                q, k [B,T,H,K]  v [B,T,H,V]  beta, (log g) [B,T,H]    o [B,T,H,V]  state [B,H,K,V]
     linear_attention          r, k, log w [B,T,H,K]  v [B,T,H,V]  (u [H,K])         o [B,T,H,V]  state [B,H,K,V]
+    kda                       q, k, decay [B,T,H,K]  v [B,T,H,V]  beta [B,T,H(,K)]  o [B,T,H,V]  state [B,H,K,V]
     log_linear                x [B,T,H,V]  log a [B,T,H]  b, c [B,T,N]  m [B,T,H,L]  [B,T,H,V]
     state_scan                d [c,B,H,k]  P [c,B,H,K,K]  R [c,B,H,K,V]  state      [c,B,H,K,V]  state [B,H,K,V]
     state_passing             decay, update [B,c,...]  state [B,...]                [B,c,...]  state [B,...]
@@ -75,6 +77,7 @@ from kernels_pallas.delta_rule.api import delta_rule
 from kernels_pallas.head_norm.api import head_norm, residual_norm
 from kernels_pallas.index_loss.api import index_loss
 from kernels_pallas.kda.api import kda
+from kernels_pallas.kda.xla import log_decay as kda_log_decay
 from kernels_pallas.linear_attention.api import linear_attention
 from kernels_pallas.log_linear.api import log_linear
 from kernels_pallas.mamba3_operands.api import mamba3_operands
@@ -121,6 +124,7 @@ __all__ = [
     "index_loss",
     "join_chunks",
     "kda",
+    "kda_log_decay",
     "linear_attention",
     "log_linear",
     "mamba3_operands",

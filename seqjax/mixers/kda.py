@@ -6,8 +6,8 @@
 
 Kimi Linear, arXiv 2510.26692; public implementation: flash-linear-attention, `fla/layers/kda.py`. The rank of F_1 and
 G_1 is the value width of one head. At 768 x 12: 6 heads of 128, SwiGLU of 2048, RMSNorm with eps 1e-6; 114.4M
-parameters, tied. q, k, v and beta are DeltaNet's (`_delta.py`); the recurrence is RWKV-7's (`ops/wkv7.py`) with a =
--e^g k, b = beta k and keys beta k.
+parameters, tied. q, k, v and beta are DeltaNet's (`_delta.py`). The op makes decays and gates from their pre-activations
+(`ops/kda.py`).
 
 `lower_bound` selects the public code's bounded decay, g = lower_bound sigmoid(exp(A_log) ((x F_1) F_2 + dt_bias)). Kimi
 Linear follows every three KDA layers with a full-attention layer; here all layers are KDA, and a config can build the
@@ -31,14 +31,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.mixers._delta import LowRankDeltaMixer
+from seqjax.mixers._delta import DeltaMixer
 from seqjax.nn.initializers import constant, dt_bias, log_uniform
 from seqjax.nn.layers import Linear, project_float32, save_inputs
 from seqjax.nn.params import param
+from seqjax.ops.kda import kda, kda_step
 from seqjax.types import Array
 
 
-class KDA(LowRankDeltaMixer):
+class KDA(DeltaMixer):
     """The delta rule with a decay per key channel and an output gate."""
 
     resets = True
@@ -98,32 +99,36 @@ class KDA(LowRankDeltaMixer):
         self.log_rate_H = param(rngs, log_rate, (heads,), ("heads",))
         self.step_bias_E = param(rngs, dt_bias, (key_dim,), ("heads",))
 
-    def _log_decay(self, x_BTD: Array) -> Array:
-        """Return the log decay, float32 [B, T, H, K]."""
-        step_BTE = project_float32(self.decay_out, self.decay_in(x_BTD)) + self.step_bias_E[...]
-        step_BTHK = step_BTE.reshape(*step_BTE.shape[:-1], self.heads, -1)
-        rate_H1 = jnp.exp(self.log_rate_H[...])[:, None]
-        if self.lower_bound is None:
-            return -rate_H1 * jax.nn.softplus(step_BTHK)
-        return self.lower_bound * jax.nn.sigmoid(rate_H1 * step_BTHK)
-
     def _gate(self, x_BTD: Array) -> Array | None:
         if self.gate_in is None or self.gate_out is None:
             return None if self.gate is None else self.gate(x_BTD)
         return self.gate_out(self.gate_in(x_BTD))
 
-    def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array, ...]:
-        """Return the operands of the recurrence: r, k, v, log_w and a."""
-        return save_inputs(self._operands)(x_BTD, q_BTE, k_BTE, v_BTE)
+    def _inputs(self, x_BTD: Array, *convolved: Array) -> tuple[Array, ...]:
+        """Return the operands of the recurrence: q, k, v and the pre-activations of decay and gates.
 
-    def _operands(self, x_BTD: Array, *convolved: Array) -> tuple[Array, ...]:
-        made: Any = super()._inputs(x_BTD, *convolved)
-        q_BTHK, k_BTHK, v_BTHV, beta_BTx, log_w_BTHK = made
-        a_BTHK = -jnp.exp(log_w_BTHK) * k_BTHK
+        The float32 product of beta per head is small; the other pre-activations have the dtype of x.
+        """
+        q_BTHK, k_BTHK, v_BTHV = (x.reshape(*x.shape[:2], self.heads, -1) for x in convolved)
+        decay_BTHK = self.decay_out(self.decay_in(x_BTD)).reshape(k_BTHK.shape)
         if self.write is None:
-            k_BTHK = beta_BTx[..., None] * k_BTHK
-        else:
-            a_BTHK = beta_BTx.reshape(a_BTHK.shape) * a_BTHK
-            v_BTHV = jax.nn.sigmoid(project_float32(self.write, x_BTD)).reshape(v_BTHV.shape) * v_BTHV
-        dtype = q_BTHK.dtype
-        return q_BTHK, k_BTHK.astype(dtype), v_BTHV.astype(dtype), log_w_BTHK, a_BTHK.astype(dtype)
+            return q_BTHK, k_BTHK, v_BTHV, decay_BTHK, project_float32(self.beta, x_BTD)
+        v_BTHV = save_inputs(self._written)(x_BTD, v_BTHV)
+        return q_BTHK, k_BTHK, v_BTHV, decay_BTHK, self.beta(x_BTD).reshape(k_BTHK.shape)
+
+    def _written(self, x_BTD: Array, v_BTHV: Array) -> Array:
+        assert self.write is not None
+        gate_BTE = jax.nn.sigmoid(project_float32(self.write, x_BTD))
+        return (gate_BTE.reshape(v_BTHV.shape) * v_BTHV).astype(v_BTHV.dtype)
+
+    @property
+    def _decay(self) -> dict[str, Any]:
+        bias_HK = self.step_bias_E[...].reshape(self.heads, -1)
+        return {"rate_H": jnp.exp(self.log_rate_H[...]), "bias_HK": bias_HK, "lower_bound": self.lower_bound}
+
+    def _recurrence(self, operands: Any, s_BHKV: Array | None, **segments: Array) -> tuple[Array, Array]:
+        options: Any = {"chunk_size": self.chunk_size, "implementation": self.implementation}
+        return kda(*operands, initial_state=s_BHKV, **self._decay, **segments, **options)
+
+    def _recurrent_step(self, operands: Any, s_BHKV: Array) -> tuple[Array, Array]:
+        return kda_step(*operands, s_BHKV, **self._decay)

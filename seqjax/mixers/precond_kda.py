@@ -8,10 +8,14 @@ flash-linear-attention, `fla/layers/precond_kda.py`. At 768 x 12: 12 heads of 64
 112.4M parameters, tied. All other parts are KDA's.
 """
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.mixers._precond import Preconditioner, PrecondMixer
 from seqjax.mixers.kda import KDA
+from seqjax.nn.layers import project_float32
+from seqjax.types import Array
 
 
 class PrecondKDA(PrecondMixer, KDA):
@@ -49,3 +53,12 @@ class PrecondKDA(PrecondMixer, KDA):
             rngs=rngs,
         )
         self.precond = Preconditioner(dim, heads=heads, bound=precond_bound, slowest=1.0, rngs=rngs)
+
+    def _log_decay(self, x_BTD: Array) -> Array:
+        """Return the log decay, float32 [B, T, H, K]."""
+        step_BTE = project_float32(self.decay_out, self.decay_in(x_BTD)) + self.step_bias_E[...]
+        step_BTHK = step_BTE.reshape(*step_BTE.shape[:-1], self.heads, -1)
+        rate_H1 = jnp.exp(self.log_rate_H[...])[:, None]
+        if self.lower_bound is None:
+            return -rate_H1 * jax.nn.softplus(step_BTHK)
+        return self.lower_bound * jax.nn.sigmoid(rate_H1 * step_BTHK)

@@ -2,6 +2,7 @@
 
 from seqjax.ops.delta_rule import gated_delta_rule
 from seqjax.ops.head_norm import head_norm
+from seqjax.ops.kda import kda
 from seqjax.ops.linear_attention import wkv6
 from seqjax.ops.selective_scan import selective_scan
 from seqjax.ops.ssd import ssd
@@ -12,6 +13,7 @@ from seqjax.ops.wkv7 import wkv7
 __all__ = [
     "gated_delta_rule",
     "head_norm",
+    "kda",
     "selective_scan",
     "ssd",
     "straight_through",

@@ -159,6 +159,7 @@ def test_rwkv7_model_matches_the_rwkv_package(chunk):
 def test_implementation_selects_the_backend(name):
     heads = {"head_dim": 8} if name in ("rwkv5", "rwkv6") else {"heads": 2}
     op = "delta_rule" if "delta" in name.removeprefix("precond_gated_delta") else "linear_attention"
+    op = "kda" if name == "kda" else op
     made = lambda: mixers.load(name)(16, **heads, implementation="pallas", rngs=nnx.Rngs(0))  # noqa: E731
     x_BTD = jnp.ones((1, 4, 16))
     for call in (lambda m: m(x_BTD), lambda m: m.prefill(x_BTD, m.init_cache(1, 4, jnp.float32))):

@@ -36,10 +36,14 @@ def test_equal_decays_per_head_give_gated_deltanet():
     def both(x_BTD):
         mixer = made()
         q_BTE, k_BTE, v_BTE = mixer.q_conv(mixer.q(x_BTD)), mixer.k_conv(mixer.k(x_BTD)), mixer.v_conv(mixer.v(x_BTD))
-        q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_w_BTHK = super(mixers.KDA, mixer)._inputs(x_BTD, q_BTE, k_BTE, v_BTE)
-        mixer._log_decay = lambda x: jnp.broadcast_to(log_w_BTHK[..., :1], log_w_BTHK.shape)
-        got = mixer._recurrence(mixer._inputs(x_BTD, q_BTE, k_BTE, v_BTE), None)
-        return got, gated_delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_w_BTHK[..., 0], return_state=True)
+        q_BTHK, k_BTHK, v_BTHV, decay_BTHK, beta_BTH = mixer._inputs(x_BTD, q_BTE, k_BTE, v_BTE)
+        decay_BTHK = jnp.broadcast_to(decay_BTHK[..., :1], decay_BTHK.shape)
+        bias_HK = mixer.step_bias_E[...].reshape(HEADS, -1)
+        mixer.step_bias_E[...] = jnp.repeat(bias_HK[:, 0], DIM // HEADS)
+        got = mixer._recurrence((q_BTHK, k_BTHK, v_BTHV, decay_BTHK, beta_BTH), None)
+        log_g_BTH = -jnp.exp(mixer.log_rate_H[...]) * jax.nn.softplus(decay_BTHK[..., 0] + bias_HK[:, 0])
+        beta_BTH = jax.nn.sigmoid(beta_BTH)
+        return got, gated_delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_g_BTH, return_state=True)
 
     got, want = both(x_BTD)
     for g, w in zip(got, want, strict=True):
