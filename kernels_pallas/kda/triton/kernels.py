@@ -2,7 +2,7 @@
 
     kernel    one program per batch entry, head and     writes
     weights   chunk                                     q~, a~, k^, the sums of whole chunks, a|k and N = q|k
-    keys      chunk and KEYS key channels               the gradients of everything but v
+    keys      chunk                                     the gradients of everything but v
 
     operand          shape                    dtype   meaning
     q, k             [B, T, H, K]             input
@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 
 from kernels_pallas.linear_attention import interface
-from kernels_pallas.linear_attention.triton.keys_kernels import gradient
+from kernels_pallas.linear_attention.triton.keys_kernels import gradient, pairs
 from kernels_pallas.linear_attention.triton.weight_kernels import (
     BOUND,
     from_middle,
@@ -40,45 +40,54 @@ from kernels_pallas.linear_attention.triton.weight_kernels import (
     load_sums,
 )
 from kernels_pallas.short_conv.triton.kernels import sigmoid
-from kernels_pallas.triton.tile_io import LOG2_E, load_tile, place_of, store_tile
+from kernels_pallas.triton.tile_io import LN2, LOG2_E, load_tile, place_of, store_tile
 
-FLOOR = tl.constexpr(interface.FLOOR)
+LOWEST = tl.constexpr(interface.FLOOR * LOG2_E.value)
 
 
 @triton.jit
-def softplus(x):
-    """Return log(1 + e^x) with relative precision, as log1p(u) = 2 artanh(u / (2 + u)) of u = e^{-|x|}."""
-    u = tl.exp2(-tl.abs(x) * LOG2_E)
+def softplus(x, PRECISE: tl.constexpr):
+    """Return log(1 + e^x) to base 2 for x to base 2.
+
+    PRECISE has the relative precision of float32, as log1p(u) = 2 artanh(u / (2 + u)) of u = 2^{-|x|}. Otherwise the
+    error is 2^-22, which is below the rounding of a 16-bit x.
+    """
+    u = tl.exp2(-tl.abs(x))
+    if not PRECISE:
+        log = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + u], tl.float32, True, 1)
+        return tl.maximum(x, 0.0) + log
     s = u / (2.0 + u)
     s2 = s * s
     series = 1 / 3 + s2 * (1 / 5 + s2 * (1 / 7 + s2 * (1 / 9 + s2 * (1 / 11 + s2 * (1 / 13)))))
-    return tl.maximum(x, 0.0) + 2.0 * s * (1.0 + s2 * series)
+    return tl.maximum(x, 0.0) + (2.0 * LOG2_E.value) * s * (1.0 + s2 * series)
 
 
 @triton.jit
-def load_steps(decay_ptr, bias_ptr, row, at_K, T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, BOUNDED: tl.constexpr):
-    """Return decay + bias of a tile."""
-    x_CK = load_tile(decay_ptr, row, at_K, H * K, 1, T, K, BOUNDED, K % KEYS != 0).to(tl.float32)
-    return x_CK + tl.load(bias_ptr + at_K, mask=at_K < K, other=0.0)[None, :]
-
-
-@triton.jit
-def sums_of(
-    decay_ptr, bias_ptr, rate, row, at_K,
-    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, LOWER: tl.constexpr, BOUNDED: tl.constexpr,
+def load_steps(
+    decay_ptr, bias_ptr, row, at_K,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Return g of a chunk, [C, KEYS], base 2; log decays below FLOOR count as FLOOR."""
+    """Return decay + bias of a tile, to base 2."""
+    x_CK = load_tile(decay_ptr, row, at_K, H * K, 1, T, K, BOUNDED, K % KEYS != 0).to(tl.float32)
+    return x_CK * LOG2_E + (tl.load(bias_ptr + at_K, mask=at_K < K, other=0.0) * LOG2_E)[None, :]
+
+
+@triton.jit
+def log_decays(
+    decay_ptr, bias_ptr, rate, row, at_K,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, LOWER: tl.constexpr, PRECISE: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):  # fmt: skip
+    """Return the log decays of a chunk, [C, KEYS], base 2; those below FLOOR count as FLOOR."""
     x_CK = load_steps(decay_ptr, bias_ptr, row, at_K, T, H, K, KEYS, BOUNDED)
-    log_w_CK = -rate * softplus(x_CK) if LOWER == 0 else LOWER * sigmoid(rate * x_CK)
-    log_w_CK = tl.where(log_w_CK < FLOOR, FLOOR, log_w_CK) * LOG2_E  # keeps NaN, unlike a maximum
+    if LOWER == 0:
+        log_w_CK = -rate * softplus(x_CK, PRECISE)
+    else:
+        log_w_CK = (LOWER * LOG2_E) * sigmoid(x_CK * (rate * LN2))
+    log_w_CK = tl.maximum(log_w_CK, LOWEST, propagate_nan=tl.PropagateNan.ALL)
     if BOUNDED:
         log_w_CK = tl.where((row < T)[:, None], log_w_CK, 0.0)
-    return tl.cumsum(log_w_CK, 0)
-
-
-@triton.jit
-def last_row(x_CK, i, C: tl.constexpr):
-    return tl.sum(tl.where(i[:, None] == C - 1, x_CK, 0.0), 0)
+    return log_w_CK
 
 
 @triton.jit
@@ -86,11 +95,11 @@ def weights_kernel(
     q_ptr, k_ptr, decay_ptr, beta_ptr, rate_ptr, bias_ptr,
     q_in_ptr, a_in_ptr, k_out_ptr, ends_ptr, pairs_ptr, n_ptr, sums_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr, CHANNELS: tl.constexpr,
-    LOWER: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    LOWER: tl.constexpr, PRECISE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the weighted operands and both scores of a chunk and head.
 
-    Scores have the readers k instead of a, and the writers k. Sign and gates follow at the end.
+    The loop is right for chunks whose sums stay above -BOUND. Other chunks overwrite k^ and their scores in a branch.
     """
     n_blocks: tl.constexpr = (K + KEYS - 1) // KEYS
     PART: tl.constexpr = K % KEYS != 0
@@ -101,238 +110,260 @@ def weights_kernel(
     q_ptr += in_K
     k_ptr += in_K
     decay_ptr += in_K
+    q_in_ptr += in_K
+    a_in_ptr += in_K
+    k_out_ptr += in_K
     bias_ptr += (b * H + h) * K
-    sums_ptr += head // H * (C * H * K) + h * K
     rate = tl.load(rate_ptr + b * H + h)
     dtype = q_ptr.dtype.element_ty
+    gate_C = tl.zeros([C], tl.float32) + 1.0
     if CHANNELS:
         beta_ptr += in_K
     else:
         gate_C = sigmoid(tl.load(beta_ptr + b * T * H + h + row * H, mask=row < T, other=0.0))
-    m_CC, n_CC, own_C = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32), tl.zeros([C], tl.float32)
+    a_CC, n_CC = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
     lowest = 0.0
     for block in tl.range(0, n_blocks, num_stages=STAGES):
         at_K = block * KEYS + tl.arange(0, KEYS)
+        log_w_CK = log_decays(decay_ptr, bias_ptr, rate, row, at_K, T, H, K, KEYS, LOWER, PRECISE, BOUNDED)
         q_CK = load_tile(q_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
         k_CK = load_tile(k_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
-        g_CK = sums_of(decay_ptr, bias_ptr, rate, row, at_K, T, H, K, KEYS, LOWER, BOUNDED)
-        lowest = tl.minimum(lowest, tl.min(tl.min(g_CK, 1), 0))
-        end_K = last_row(g_CK, i, C)
+        g_CK, end_K = tl.cumsum(log_w_CK, 0), tl.sum(log_w_CK, 0)
+        lowest = tl.minimum(lowest, tl.min(end_K, 0))
         tl.store(ends_ptr + head * K + at_K, end_K, mask=at_K < K)
-        k_out_CK = k_CK * tl.exp2(end_K[None, :] - g_CK)
-        a_CK = k_CK
+        by_CK, start_k_CK = tl.exp2(g_CK), k_CK * tl.exp2(-g_CK)
+        store_tile(k_out_ptr, row, at_K, H * K, 1, T, K, start_k_CK * tl.exp2(end_K)[None, :] * gate_C[:, None])
+        right_KC = tl.trans(start_k_CK.to(dtype))
+        q_CK *= by_CK
+        store_tile(q_in_ptr, row, at_K, H * K, 1, T, K, q_CK)
+        n_CC = tl.dot(q_CK.to(dtype), right_KC, n_CC, input_precision=PRECISION)
+        a_CK = -by_CK * k_CK
         if CHANNELS:
             a_CK *= sigmoid(load_tile(beta_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32))
-        else:
-            k_out_CK *= gate_C[:, None]
-        store_tile(k_out_ptr + in_K, row, at_K, H * K, 1, T, K, k_out_CK)
-        own_C += tl.sum(q_CK * k_CK, 1)
-        right_KC = tl.trans((k_CK * from_start(g_CK, False, True)).to(dtype))
-        by_CK = tl.exp2(g_CK)
-        store_tile(q_in_ptr + in_K, row, at_K, H * K, 1, T, K, q_CK * by_CK)
-        store_tile(a_in_ptr + in_K, row, at_K, H * K, 1, T, K, -a_CK * by_CK)
-        by_CK = tl.where(g_CK >= -BOUND, by_CK, 0.0)
-        n_CC = tl.dot((q_CK * by_CK).to(dtype), right_KC, n_CC, input_precision=PRECISION)
-        m_CC = tl.dot((a_CK * by_CK).to(dtype), right_KC, m_CC, input_precision=PRECISION)
-    if lowest < -BOUND:
-        for block in range(n_blocks):
-            at_K = block * KEYS + tl.arange(0, KEYS)
-            g_CK = sums_of(decay_ptr, bias_ptr, rate, row, at_K, T, H, K, KEYS, LOWER, BOUNDED)
+        store_tile(a_in_ptr, row, at_K, H * K, 1, T, K, a_CK)
+        a_CC = tl.dot(a_CK.to(dtype), right_KC, a_CC, input_precision=PRECISION)
+    pairs_ptr += (b * T * H + h) * C
+    n_ptr += (b * T * H + h) * C
+    if lowest >= -BOUND:
+        # Entries above the diagonal, which may be infinite, are masked once, after all sums.
+        a_CC = tl.where(i[:, None] > i[None, :], a_CC, 0.0) * gate_C[None, :]
+        n_CC = tl.where(i[:, None] >= i[None, :], n_CC, 0.0) * gate_C[None, :]
+        store_tile(pairs_ptr, row, i, H * C, 1, T, C, a_CC)
+        store_tile(n_ptr, row, i, H * C, 1, T, C, n_CC)
+    else:
+        sums_ptr += head // H * (C * H * K) + h * K
+        for block in range((K + 15) // 16):  # narrow blocks: the branch must not need more registers than the loop
+            at_K = block * 16 + tl.arange(0, 16)
+            log_w_CK = log_decays(decay_ptr, bias_ptr, rate, row, at_K, T, H, K, 16, LOWER, PRECISE, BOUNDED)
+            g_CK, end_K = tl.cumsum(log_w_CK, 0), tl.sum(log_w_CK, 0)
             store_tile(sums_ptr, i, at_K, H * K, 1, C, K, g_CK)
+            k_CK = load_tile(k_ptr, row, at_K, H * K, 1, T, K, BOUNDED, K % 16 != 0).to(tl.float32)
+            k_out_CK = k_CK * tl.exp2(end_K[None, :] - g_CK) * gate_C[:, None]
+            store_tile(k_out_ptr, row, at_K, H * K, 1, T, K, k_out_CK)
         tl.debug_barrier()  # other threads read these sums, in other layouts
-        n_CC, m_CC = with_far(
-            n_CC, m_CC, q_ptr, k_ptr, beta_ptr, sums_ptr, start, T, H, K, KEYS, C, CHANNELS, BOUNDED, PRECISION
-        )
-    # Entries above the diagonal, which may be infinite, are masked once, after all sums.
-    is_own_CC, is_pair_CC = i[:, None] == i[None, :], i[:, None] > i[None, :]
-    n_CC = tl.where(is_own_CC, own_C[:, None], tl.where(is_pair_CC, n_CC, 0.0))
-    m_CC = tl.where(is_pair_CC, -m_CC, 0.0)
-    if not CHANNELS:
-        n_CC *= gate_C[None, :]
-        m_CC *= gate_C[None, :]
-    store_tile(pairs_ptr + (b * T * H + h) * C, row, i, H * C, 1, T, C, m_CC)
-    store_tile(n_ptr + (b * T * H + h) * C, row, i, H * C, 1, T, C, n_CC)
+        n_CC = far_scores(q_ptr, k_ptr, beta_ptr, sums_ptr, start, T, H, K, C, False, CHANNELS, BOUNDED, PRECISION)
+        store_tile(n_ptr, row, i, H * C, 1, T, C, n_CC * gate_C[None, :])
+        a_CC = far_scores(k_ptr, k_ptr, beta_ptr, sums_ptr, start, T, H, K, C, True, CHANNELS, BOUNDED, PRECISION)
+        store_tile(pairs_ptr, row, i, H * C, 1, T, C, a_CC * gate_C[None, :])
 
 
 @triton.jit
-def with_far(
-    n_CC, m_CC, q_ptr, k_ptr, beta_ptr, sums_ptr, start,
-    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr, CHANNELS: tl.constexpr,
+def far_scores(
+    x_ptr, k_ptr, beta_ptr, sums_ptr, start,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, ERASES: tl.constexpr, CHANNELS: tl.constexpr,
     BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return both scores with the readers below -BOUND added."""
-    n_blocks: tl.constexpr = (K + KEYS - 1) // KEYS
-    PART: tl.constexpr = K % KEYS != 0
+    """Return x|k, or with ERASES a|k without its diagonal, for a chunk with sums below -BOUND.
+
+    The paths of the readers' channels are as in linear_attention/triton/weight_kernels.py.
+    """
+    PART: tl.constexpr = K % 16 != 0
     i = tl.arange(0, C)
     row = start + i
-    for block in range(n_blocks):
-        at_K = block * KEYS + tl.arange(0, KEYS)
-        q_CK = load_tile(q_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART)
-        k_CK = load_tile(k_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART)
-        a_CK = k_CK.to(tl.float32)
-        if CHANNELS:
-            a_CK *= sigmoid(load_tile(beta_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32))
+    dtype = k_ptr.dtype.element_ty
+    own_C, scores_CC = tl.zeros([C], tl.float32), tl.zeros([C, C], tl.float32)
+    for block in range((K + 15) // 16):
+        at_K = block * 16 + tl.arange(0, 16)
+        x_CK = load_tile(x_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
+        k_CK = load_tile(k_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
         g_CK = load_sums(sums_ptr, i[:, None], at_K[None, :], H * K, K, False)
+        if not ERASES:
+            own_C += tl.sum(x_CK * k_CK, 1)
+        else:
+            x_CK = -x_CK
+            if CHANNELS:
+                x_CK *= sigmoid(load_tile(beta_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32))
+        right_KC = tl.trans((k_CK * from_start(g_CK, False, True)).to(dtype))
+        left_CK = (x_CK * from_start(g_CK, True, True)).to(dtype)
+        scores_CC = tl.dot(left_CK, right_KC, scores_CC, input_precision=PRECISION)
+        scores_CC = tl.where(i[:, None] > i[None, :], scores_CC, 0.0)  # other entries may be infinite
         halvings = halvings_of(g_CK, C)
         half = halvings * 0 + C // 2
         for _ in range(halvings):
             reads_CK = from_middle(sums_ptr, g_CK, i[:, None], at_K[None, :], half, H * K, K, True)
             writes_CK = from_middle(sums_ptr, g_CK, i[:, None], at_K[None, :], half, H * K, K, False)
-            right_KC = tl.trans((k_CK * writes_CK).to(q_CK.dtype))
-            is_pair_CC = in_same_block(i[:, None], i[None, :], half)
-            far_CC = tl.dot((q_CK * reads_CK).to(q_CK.dtype), right_KC, input_precision=PRECISION)
-            n_CC += tl.where(is_pair_CC, far_CC, 0.0)
-            far_CC = tl.dot((a_CK * reads_CK).to(q_CK.dtype), right_KC, input_precision=PRECISION)
-            m_CC += tl.where(is_pair_CC, far_CC, 0.0)
+            right_KC = tl.trans((k_CK * writes_CK).to(dtype))
+            far_CC = tl.dot((x_CK * reads_CK).to(dtype), right_KC, input_precision=PRECISION)
+            scores_CC += tl.where(in_same_block(i[:, None], i[None, :], half), far_CC, 0.0)
             half = half >> 1
-    return n_CC, m_CC
+    return tl.where(i[:, None] == i[None, :], own_C[:, None], scores_CC)
 
 
 @triton.jit
 def keys_kernel(
-    q_ptr, k_ptr, decay_ptr, beta_ptr, rate_ptr, bias_ptr, do_ptr, dy_ptr, z_ptr, states_ptr, d_states_ptr, d_pairs_ptr,
-    own_ptr, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr, drate_ptr, dbias_ptr, sums_ptr,
-    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, CHANNELS: tl.constexpr, LOWER: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    q_ptr, k_ptr, decay_ptr, beta_ptr, rate_ptr, bias_ptr, ends_ptr, do_ptr, dy_ptr, z_ptr, states_ptr, d_states_ptr,
+    d_pairs_ptr, own_ptr, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr, drate_ptr, dbias_ptr, sums_ptr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
+    KEYS: tl.constexpr, C: tl.constexpr, CHANNELS: tl.constexpr, LOWER: tl.constexpr, PRECISE: tl.constexpr,
+    BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients for KEYS keys of a chunk and head.
+    """Compute the gradients of a chunk and head, KEYS key channels at a time.
 
-    Without CHANNELS, the gradient of beta is [B, T, H, blocks of KEYS] and lacks the derivative of the sigmoid. Chunks
-    with sums below -BOUND take a separate branch, as in linear_attention's `keys`.
+    What all channels read stays in shared memory: the values' side and the score gradients. Chunks with sums below
+    -BOUND take a separate branch, as in linear_attention's `keys`.
     """
     n_keys: tl.constexpr = (K + KEYS - 1) // KEYS
-    b, h, start, head = place_of(tl.program_id(0) // n_keys, T, H, C)
-    at_K = tl.program_id(0) % n_keys * KEYS + tl.arange(0, KEYS)
+    b, h, start, head = place_of(tl.program_id(0), T, H, C)
     in_K, in_V = b * T * H * K + h * K, b * T * H * V + h * V
     q_ptr += in_K
     k_ptr += in_K
     decay_ptr += in_K
     dq_ptr += in_K
     dk_ptr += in_K
-    do_ptr += in_V
-    dy_ptr += in_V
-    z_ptr += in_V
+    ddecay_ptr += in_K
     bias_ptr += (b * H + h) * K
+    ends_ptr += head * K
+    drate_ptr += head * K
+    dbias_ptr += head * K
     sums_ptr += head // H * (C * H * K) + h * K
     states_ptr += head * (K * V)
     d_states_ptr += head * (K * V)
     d_pairs_ptr += head * (2 * C * C)
-    own_ptr += head * C
+    rate = tl.load(rate_ptr + b * H + h)
+    i, key, at_V = tl.arange(0, C), tl.arange(0, KP), tl.arange(0, VP)
+    row = start + i
+    gate_C, dgate_C = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
     if CHANNELS:
         beta_ptr += in_K
         dbeta_ptr += in_K
     else:
         beta_ptr += b * T * H + h
-        dbeta_ptr += (b * T * H + h) * n_keys + tl.program_id(0) % n_keys
-    rate = tl.load(rate_ptr + b * H + h)
-    i = tl.arange(0, C)
-    row = start + i
-    g_CK = sums_of(decay_ptr, bias_ptr, rate, row, at_K, T, H, K, KEYS, LOWER, BOUNDED)
-    if tl.min(tl.min(g_CK, 1), 0) >= -BOUND:
-        dg_CK = keys_of(
-            q_ptr, k_ptr, beta_ptr, do_ptr, dy_ptr, z_ptr, states_ptr, d_states_ptr, d_pairs_ptr, own_ptr, dq_ptr,
-            dk_ptr, dbeta_ptr, sums_ptr, g_CK, start, at_K, T, H, K, V, KEYS, C, BLOCK, CHANNELS, False, BOUNDED,
-            PRECISION, STAGES,
-        )  # fmt: skip
+        dbeta_ptr += b * T * H + h
+        gate_C = sigmoid(tl.load(beta_ptr + row * H, mask=row < T, other=0.0))
+    own_C = tl.load(own_ptr + head * C + i)
+    do_CV = load_tile(do_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, V != VP)
+    dy_CV = load_tile(dy_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, V != VP)
+    z_CV = load_tile(z_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, V != VP)
+    if tl.min(tl.load(ends_ptr + key, mask=key < K, other=0.0), 0) >= -BOUND:
+        qk_CC, ak_CC = pairs(d_pairs_ptr, C, True), pairs(d_pairs_ptr + C * C, C, True)
+        for block in tl.range(0, n_keys, num_stages=STAGES):
+            dgate_C += keys_of(
+                q_ptr, k_ptr, decay_ptr, beta_ptr, rate, bias_ptr, ends_ptr, do_CV, dy_CV, z_CV, states_ptr,
+                d_states_ptr, d_pairs_ptr, qk_CC, ak_CC, own_C, gate_C, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr,
+                drate_ptr, dbias_ptr, sums_ptr, row, block, T, H, K, V, VP, KEYS, C, CHANNELS, LOWER, PRECISE, False,
+                BOUNDED, PRECISION,
+            )  # fmt: skip
     else:
-        store_tile(sums_ptr, i, at_K, H * K, 1, C, K, g_CK)
-        tl.debug_barrier()
-        dg_CK = keys_of(
-            q_ptr, k_ptr, beta_ptr, do_ptr, dy_ptr, z_ptr, states_ptr, d_states_ptr, d_pairs_ptr, own_ptr, dq_ptr,
-            dk_ptr, dbeta_ptr, sums_ptr, g_CK, start, at_K, T, H, K, V, KEYS, C, BLOCK, CHANNELS, True, BOUNDED,
-            PRECISION, STAGES,
-        )  # fmt: skip
-    dlog_w_CK = tl.cumsum(dg_CK, 0, reverse=True)
-    if BOUNDED:
-        dlog_w_CK = tl.where((row < T)[:, None], dlog_w_CK, 0.0)
-    x_CK = load_steps(decay_ptr, bias_ptr, row, at_K, T, H, K, KEYS, BOUNDED)
-    if LOWER == 0:
-        by_rate_CK, by_step_CK = -softplus(x_CK), -rate * sigmoid(x_CK)
-        log_w_CK = rate * by_rate_CK
-    else:
-        share_CK = sigmoid(rate * x_CK)
-        log_w_CK = LOWER * share_CK
-        slope_CK = log_w_CK * (1.0 - share_CK)
-        by_rate_CK, by_step_CK = slope_CK * x_CK, slope_CK * rate
-    dlog_w_CK = tl.where(log_w_CK < FLOOR, 0.0, dlog_w_CK)  # a log decay below FLOOR has no gradient
-    dx_CK = dlog_w_CK * by_step_CK
-    store_tile(ddecay_ptr + in_K, row, at_K, H * K, 1, T, K, dx_CK)
-    tl.store(dbias_ptr + head * K + at_K, tl.sum(dx_CK, 0), mask=at_K < K)
-    tl.store(drate_ptr + head * K + at_K, tl.sum(dlog_w_CK * by_rate_CK, 0), mask=at_K < K)
+        for block in range(n_keys):
+            dgate_C += keys_of(
+                q_ptr, k_ptr, decay_ptr, beta_ptr, rate, bias_ptr, ends_ptr, do_CV, dy_CV, z_CV, states_ptr,
+                d_states_ptr, d_pairs_ptr, do_CV, do_CV, own_C, gate_C, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr,
+                drate_ptr, dbias_ptr, sums_ptr, row, block, T, H, K, V, VP, KEYS, C, CHANNELS, LOWER, PRECISE, True,
+                BOUNDED, PRECISION,
+            )  # fmt: skip
+    if not CHANNELS:
+        tl.store(dbeta_ptr + row * H, dgate_C * gate_C * (1.0 - gate_C), mask=row < T)
 
 
 @triton.jit
 def keys_of(
-    q_ptr, k_ptr, beta_ptr, do_ptr, dy_ptr, z_ptr, states_ptr, d_states_ptr, qk_ptr, own_ptr, dq_ptr, dk_ptr, dbeta_ptr,
-    sums_ptr, g_CK, start, at_K,
-    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, CHANNELS: tl.constexpr, FAR: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    q_ptr, k_ptr, decay_ptr, beta_ptr, rate, bias_ptr, ends_ptr, do_CV, dy_CV, z_CV, states_ptr, d_states_ptr,
+    d_pairs_ptr, qk_CC, ak_CC, own_C, gate_C, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr, drate_ptr, dbias_ptr, sums_ptr,
+    row, block,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, KEYS: tl.constexpr,
+    C: tl.constexpr, CHANNELS: tl.constexpr, LOWER: tl.constexpr, PRECISE: tl.constexpr, FAR: tl.constexpr,
+    BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute `keys_kernel` up to the gradient of g, which is returned; FAR if some sum is below -BOUND.
+    """Compute `keys_kernel` for a block of keys, FAR if some sum is below -BOUND.
 
-    Pointers point to the head and chunk.
+    Returns the sums of written keys times their gradients, the gradient of a gate per head. Pointers point to the head
+    and, without rows, to the chunk. qk and ak are the score gradients, which FAR loads at `d_pairs_ptr`.
     """
-    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
-    n_keys: tl.constexpr = (K + KEYS - 1) // KEYS
-    PART: tl.constexpr = V % BLOCK != 0
-    PART_K: tl.constexpr = K % KEYS != 0
-    i = tl.arange(0, C)
-    row = start + i
+    PART: tl.constexpr = K % KEYS != 0
+    i, at_K, at_V = tl.arange(0, C), block * KEYS + tl.arange(0, KEYS), tl.arange(0, VP)
     dtype = k_ptr.dtype.element_ty
-    dq_CK, da_CK = tl.zeros([C, KEYS], tl.float32), tl.zeros([C, KEYS], tl.float32)
-    dk_CK, overlap_K = tl.zeros([C, KEYS], tl.float32), tl.zeros([KEYS], tl.float32)
-    for block in tl.range(0, n_blocks, num_stages=STAGES):
-        at_V = block * BLOCK + tl.arange(0, BLOCK)
-        s_VK = load_tile(states_ptr, at_V, at_K, 1, V, V, K, PART, PART_K)
-        ds_VK = load_tile(d_states_ptr, at_V, at_K, 1, V, V, K, PART, PART_K)
-        do_CV = load_tile(do_ptr, row, at_V, H * V, 1, T, V, BOUNDED, PART)
-        dy_CV = load_tile(dy_ptr, row, at_V, H * V, 1, T, V, BOUNDED, PART)
-        z_CV = load_tile(z_ptr, row, at_V, H * V, 1, T, V, BOUNDED, PART)
-        dq_CK = tl.dot(do_CV, s_VK, dq_CK, input_precision=PRECISION)
-        da_CK = tl.dot(dy_CV, s_VK, da_CK, input_precision=PRECISION)
-        dk_CK = tl.dot(z_CV, ds_VK, dk_CK, input_precision=PRECISION)
-        overlap_K += tl.sum(s_VK.to(tl.float32) * ds_VK.to(tl.float32), 0)
+    s_VK = load_tile(states_ptr, at_V, at_K, 1, V, V, K, V != VP, PART)
+    ds_VK = load_tile(d_states_ptr, at_V, at_K, 1, V, V, K, V != VP, PART)
+    dq_CK = tl.dot(do_CV, s_VK, input_precision=PRECISION)
+    da_CK = tl.dot(dy_CV, s_VK, input_precision=PRECISION)
+    dk_CK = tl.dot(z_CV, ds_VK, input_precision=PRECISION)
+    overlap_K = tl.sum(s_VK.to(tl.float32) * ds_VK.to(tl.float32), 0)
 
-    end_K = last_row(g_CK, i, C)
-    q_CK = load_tile(q_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART_K)
-    key_CK = load_tile(k_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART_K).to(tl.float32)
+    log_w_CK = log_decays(decay_ptr, bias_ptr, rate, row, at_K, T, H, K, KEYS, LOWER, PRECISE, BOUNDED)
+    end_K = tl.load(ends_ptr + at_K, mask=at_K < K, other=0.0)
+    g_CK = tl.cumsum(log_w_CK, 0)
+    if FAR:
+        store_tile(sums_ptr, i, at_K, H * K, 1, C, K, g_CK)
+        tl.debug_barrier()  # other threads read these sums
+    q_CK = load_tile(q_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART)
+    key_CK = load_tile(k_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
     if CHANNELS:
-        gate_CK = sigmoid(load_tile(beta_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART_K).to(tl.float32))
+        gate_CK = sigmoid(load_tile(beta_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32))
         a_CK, k_CK = (-gate_CK * key_CK).to(dtype), key_CK.to(dtype)
     else:
-        gate_CK = sigmoid(tl.load(beta_ptr + row * H, mask=row < T, other=0.0))[:, None]
+        gate_CK = gate_C[:, None]
         a_CK, k_CK = (-key_CK).to(dtype), (gate_CK * key_CK).to(dtype)
     writes_CK, by_CK = from_start(g_CK, False, FAR), from_start(g_CK, True, FAR)
     start_q_CK, start_a_CK = (q_CK * by_CK).to(dtype), (a_CK * by_CK).to(dtype)
     start_k_CK = (k_CK * writes_CK).to(dtype)
-    ak_ptr = qk_ptr + C * C
-    own_C1 = tl.load(own_ptr + i)[:, None]
-    dq_CK, _ = gradient(
-        dq_CK, by_CK, g_CK, end_K, i, qk_ptr, k_CK, start_k_CK, g_CK, i, qk_ptr, k_CK, start_k_CK, g_CK, i, sums_ptr,
-        at_K, H * K, K, C, True, False, FAR, PRECISION,
-    )  # fmt: skip
-    dg_CK = q_CK * dq_CK
-    store_tile(dq_ptr, row, at_K, H * K, 1, T, K, dq_CK + own_C1 * k_CK)
-    da_CK, _ = gradient(
-        da_CK, by_CK, g_CK, end_K, i, ak_ptr, k_CK, start_k_CK, g_CK, i, ak_ptr, k_CK, start_k_CK, g_CK, i, sums_ptr,
-        at_K, H * K, K, C, True, False, FAR, PRECISION,
-    )  # fmt: skip
-    dg_CK += a_CK * da_CK
-    dk_CK, through_CK = gradient(
-        dk_CK, writes_CK, g_CK, end_K, i, qk_ptr, q_CK, start_q_CK, g_CK, i, ak_ptr, a_CK, start_a_CK, g_CK, i,
-        sums_ptr, at_K, H * K, K, C, False, True, FAR, PRECISION,
-    )  # fmt: skip
-    dg_CK -= k_CK * dk_CK
-    end_K = overlap_K * tl.exp2(end_K) + tl.sum(through_CK * k_CK, 0)
-    dg_CK += tl.where(i[:, None] == C - 1, end_K[None, :], 0.0)
-    dk_CK += own_C1 * q_CK
+    if FAR:
+        key, qk_ptr, ak_ptr = at_K, d_pairs_ptr, d_pairs_ptr + C * C
+        dq_CK, _ = gradient(
+            dq_CK, by_CK, g_CK, end_K, i, qk_ptr, k_CK, start_k_CK, g_CK, i, qk_ptr, k_CK, start_k_CK, g_CK, i,
+            sums_ptr, key, H * K, K, C, True, False, True, PRECISION,
+        )  # fmt: skip
+        da_CK, _ = gradient(
+            da_CK, by_CK, g_CK, end_K, i, ak_ptr, k_CK, start_k_CK, g_CK, i, ak_ptr, k_CK, start_k_CK, g_CK, i,
+            sums_ptr, key, H * K, K, C, True, False, True, PRECISION,
+        )  # fmt: skip
+        dk_CK, through_CK = gradient(
+            dk_CK, writes_CK, g_CK, end_K, i, qk_ptr, q_CK, start_q_CK, g_CK, i, ak_ptr, a_CK, start_a_CK, g_CK, i,
+            sums_ptr, key, H * K, K, C, False, True, True, PRECISION,
+        )  # fmt: skip
+    else:
+        dq_CK = tl.dot(qk_CC, start_k_CK, dq_CK, input_precision=PRECISION) * by_CK
+        da_CK = tl.dot(ak_CC, start_k_CK, da_CK, input_precision=PRECISION) * by_CK
+        dk_CK *= tl.exp2(end_K)[None, :]
+        through_CK = dk_CK * writes_CK
+        dk_CK = tl.dot(tl.trans(qk_CC), start_q_CK, dk_CK, input_precision=PRECISION)
+        dk_CK = tl.dot(tl.trans(ak_CC), start_a_CK, dk_CK, input_precision=PRECISION) * writes_CK
+    dg_CK = q_CK * dq_CK + a_CK * da_CK - k_CK * dk_CK
+    dg_end_K = overlap_K * tl.exp2(end_K) + tl.sum(through_CK * k_CK, 0)
+    store_tile(dq_ptr, row, at_K, H * K, 1, T, K, dq_CK + own_C[:, None] * k_CK)
+    dk_CK += own_C[:, None] * q_CK
+    dgate_C = tl.sum(dk_CK * key_CK, 1)
     if CHANNELS:
         store_tile(dbeta_ptr, row, at_K, H * K, 1, T, K, -da_CK * key_CK * gate_CK * (1.0 - gate_CK))
         dk_CK -= gate_CK * da_CK
     else:
-        tl.store(dbeta_ptr + row * (H * n_keys), tl.sum(dk_CK * key_CK, 1), mask=row < T)
         dk_CK = gate_CK * dk_CK - da_CK
     store_tile(dk_ptr, row, at_K, H * K, 1, T, K, dk_CK)
-    return dg_CK
+
+    dlog_w_CK = tl.cumsum(dg_CK, 0, reverse=True) + dg_end_K[None, :]
+    if BOUNDED:
+        dlog_w_CK = tl.where((row < T)[:, None], dlog_w_CK, 0.0)
+    x_CK = load_steps(decay_ptr, bias_ptr, row, at_K, T, H, K, KEYS, BOUNDED)
+    if LOWER == 0:
+        by_rate_CK = softplus(x_CK, PRECISE) * -LN2
+        log_w_CK, by_step_CK = rate * by_rate_CK, -rate * sigmoid(x_CK * LN2)
+    else:
+        share_CK = sigmoid(x_CK * (rate * LN2))
+        log_w_CK = LOWER * share_CK
+        slope_CK = log_w_CK * (1.0 - share_CK)
+        by_rate_CK, by_step_CK = slope_CK * x_CK * LN2, slope_CK * rate
+    dlog_w_CK = tl.where(log_w_CK < LOWEST * LN2, 0.0, dlog_w_CK)  # a log decay below FLOOR has no gradient
+    dx_CK = dlog_w_CK * by_step_CK
+    store_tile(ddecay_ptr, row, at_K, H * K, 1, T, K, dx_CK)
+    tl.store(dbias_ptr + at_K, tl.sum(dx_CK, 0), mask=at_K < K)
+    tl.store(drate_ptr + at_K, tl.sum(dlog_w_CK * by_rate_CK, 0), mask=at_K < K)
+    return dgate_C

@@ -8,7 +8,7 @@ weighted operands, X, N, Z, the states and the ends of g.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +18,25 @@ from jax.ad_checkpoint import checkpoint_name
 from kernels_pallas.batching import fold_vmap
 from kernels_pallas.kda.triton import kernels
 from kernels_pallas.linear_attention.triton import scan as linear
-from kernels_pallas.linear_attention.triton.scan import Tile, Way
+from kernels_pallas.linear_attention.triton.scan import Way
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
 
-# Keyed by kernel and input bits, as in linear_attention. Not measured.
+
+class Tile(NamedTuple):
+    """Tile settings for a kernel: keys per block, warps per program, blocks in flight."""
+
+    keys: int
+    warps: int
+    stages: int
+
+
+# Keyed by kernel and input bits. Not measured.
 TILES = {
-    ("weights", 16): Tile(16, 32, 4, 1),
-    ("keys", 16): Tile(128, 32, 4, 1),
-    ("weights", 32): Tile(16, 32, 4, 1),
-    ("keys", 32): Tile(16, 32, 4, 1),
+    ("weights", 16): Tile(32, 4, 2),
+    ("keys", 16): Tile(32, 4, 2),
+    ("weights", 32): Tile(32, 4, 1),
+    ("keys", 32): Tile(32, 4, 1),
 }
 
 
@@ -116,14 +125,9 @@ def _run_backward(q, k, decay, beta, rate, bias, *rest, chunk: int, lower_bound:
     d_pairs = jax.ShapeDtypeStruct((B, c, H, 2, chunk, chunk), z.dtype)
     own = jax.ShapeDtypeStruct((B, c, H, 1, chunk), bias.dtype)
     d_pairs, own = shared("d_scores", do, dv, z, z, out=[d_pairs, own])
-    parts = jax.ShapeDtypeStruct((*beta.shape, -(-K // _keys("keys", z.dtype, K))), beta.dtype)
-    inputs = (q, k, decay, beta, rate, bias)
-    out = [q, k, decay, beta if beta.ndim == q.ndim else parts, ends, ends, _scratch(ends, chunk)]
-    arrays = (*inputs, do, dv, z, states, d_states, d_pairs, own)
+    out = [q, k, decay, beta, ends, ends, _scratch(ends, chunk)]
+    arrays = (q, k, decay, beta, rate, bias, ends, do, dv, z, states, d_states, d_pairs, own)
     dq, dk, ddecay, dbeta, drate, dbias, _ = _launch("keys", *arrays, out=out, V=V, chunk=chunk, lower_bound=lower_bound)
-    if beta.ndim < q.ndim:
-        gate = jax.nn.sigmoid(beta)
-        dbeta = gate * (1 - gate) * jnp.sum(dbeta, axis=-1)
     return dq, dk, ddecay, dbeta, jnp.sum(drate, axis=(1, 3)), jnp.sum(dbias, axis=1), dv, d_initial
 
 
@@ -133,28 +137,25 @@ def _scratch(ends: Any, chunk: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((B, c * chunk, H, K), ends.dtype)
 
 
-def _tile(kernel: str, dtype: Any) -> Tile:
+def tile(kernel: str, dtype: Any) -> Tile:
     """Return the kernel's tile; the interpreter's small tile gives several blocks."""
-    return Tile(16, 16, 4, 1) if interpreter.is_chosen() else TILES[kernel, jnp.finfo(dtype).bits]
-
-
-def _keys(kernel: str, dtype: Any, K: int) -> int:
-    return block_of(_tile(kernel, dtype).keys, K)
+    return Tile(16, 4, 1) if interpreter.is_chosen() else TILES[kernel, jnp.finfo(dtype).bits]
 
 
 def _launch(kind: str, *arrays: Array, out: list, V: int, chunk: int, lower_bound: float | None) -> Any:
-    """Launch a kernel over all chunks and heads, `keys` also over blocks of keys."""
+    """Launch a kernel over all chunks and heads."""
     q, _, _, beta, *_ = arrays
-    (B, T, H, K), entry, keys = q.shape, _tile(kind, q.dtype), _keys(kind, q.dtype, q.shape[-1])
-    constants: dict[str, Any] = {"T": T, "H": H, "K": K, "KEYS": keys, "C": chunk, "V": V}
-    constants |= {"BLOCK": block_of(entry.block, V), "CHANNELS": beta.ndim == q.ndim, "LOWER": lower_bound or 0.0}
+    (B, T, H, K), entry = q.shape, tile(kind, q.dtype)
+    constants: dict[str, Any] = {"T": T, "H": H, "K": K, "KP": padded(K), "V": V, "VP": padded(V), "C": chunk}
+    constants |= {"KEYS": block_of(entry.keys, K), "CHANNELS": beta.ndim == q.ndim, "LOWER": lower_bound or 0.0}
+    constants["PRECISE"] = interpreter.is_chosen() or jnp.finfo(q.dtype).bits == 32  # the interpreter has no PTX
     constants |= {"BOUNDED": T % chunk != 0, "PRECISION": precision(q.dtype), "STAGES": entry.stages}
     kernel = kernels.weights_kernel if kind == "weights" else kernels.keys_kernel
     return runtime.launch(
         kernel,
         *arrays,
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out],
-        grid=(B * H * -(-T // chunk) * (-(-K // keys) if kind == "keys" else 1),),
+        grid=(B * H * -(-T // chunk),),
         num_warps=entry.warps,
         num_stages=entry.stages,
         name=f"kda_{kind}",
