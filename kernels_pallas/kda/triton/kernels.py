@@ -15,7 +15,7 @@
     pairs, n         [B, T, H, C]             fp32, input   a|k, which `solve` inverts; N, with the diagonal
     do, dy, z        [B, T, H, V]             input   gradients of O and Z; Z
     d_pairs, own     [B, c, H, 2, C, C], [B, c, H, 1, C]   d(q|k) and d(a|k); the diagonal of d(q|k) (`d_scores`)
-    drate, dbias     [B, c, H, K]             fp32    gradients, summed over the chunk; rates also per channel
+    drate, dbias     [B, c, H], [B, c, H, K]  fp32    gradients, summed over the chunk
     sums             [B, c C, H, K]           fp32    scratch: g, written only in chunks of strong decays
 
     log w = -rate softplus(decay + bias), or LOWER sigmoid(rate (decay + bias))
@@ -63,6 +63,32 @@ def softplus(x, PRECISE: tl.constexpr):
 
 
 @triton.jit
+def sums_before(C: tl.constexpr, PRECISE: tl.constexpr):
+    """Return the matrix whose product with x is the running sum of x, [C, C]."""
+    i = tl.arange(0, C)
+    return (i[:, None] >= i[None, :]).to(tl.float32 if PRECISE else tl.bfloat16)
+
+
+@triton.jit
+def over_time(matrix_CC, x_CK, PARTS: tl.constexpr, PRECISE: tl.constexpr):
+    """Return matrix @ x in float32 for a matrix of zeros and ones: sums over positions.
+
+    Without PRECISE, x is split into PARTS bf16 numbers; three keep every bit. `tl.cumsum` and `tl.sum` take more
+    instructions and wait more often for other threads.
+    """
+    if PRECISE:
+        return tl.dot(matrix_CC, x_CK, input_precision="tf32x3")
+    y_CK = tl.zeros(x_CK.shape, tl.float32)
+    for part in tl.static_range(PARTS):
+        part_CK = x_CK
+        if part + 1 < PARTS:  # the upper 16 bits; the last part is rounded
+            part_CK = (x_CK.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+        y_CK = tl.dot(matrix_CC, part_CK.to(tl.bfloat16), y_CK)
+        x_CK -= part_CK
+    return y_CK
+
+
+@triton.jit
 def load_steps(
     decay_ptr, bias_ptr, row, at_K,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, BOUNDED: tl.constexpr,
@@ -94,8 +120,9 @@ def log_decays(
 def weights_kernel(
     q_ptr, k_ptr, decay_ptr, beta_ptr, rate_ptr, bias_ptr,
     q_in_ptr, a_in_ptr, k_out_ptr, ends_ptr, pairs_ptr, n_ptr, sums_ptr,
-    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr, CHANNELS: tl.constexpr,
-    LOWER: tl.constexpr, PRECISE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
+    CHANNELS: tl.constexpr, LOWER: tl.constexpr, PRECISE: tl.constexpr, BOUNDED: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the weighted operands and both scores of a chunk and head.
 
@@ -121,19 +148,21 @@ def weights_kernel(
         beta_ptr += in_K
     else:
         gate_C = sigmoid(tl.load(beta_ptr + b * T * H + h + row * H, mask=row < T, other=0.0))
-    a_CC, n_CC = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
-    lowest = 0.0
+    a_CC, n_CC, before_CC = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32), sums_before(C, PRECISE)
+    later_CC = (i[None, :] > i[:, None]).to(before_CC.dtype)
     for block in tl.range(0, n_blocks, num_stages=STAGES):
         at_K = block * KEYS + tl.arange(0, KEYS)
         log_w_CK = log_decays(decay_ptr, bias_ptr, rate, row, at_K, T, H, K, KEYS, LOWER, PRECISE, BOUNDED)
         q_CK = load_tile(q_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
         k_CK = load_tile(k_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
-        g_CK, end_K = tl.cumsum(log_w_CK, 0), tl.sum(log_w_CK, 0)
-        lowest = tl.minimum(lowest, tl.min(end_K, 0))
-        tl.store(ends_ptr + head * K + at_K, end_K, mask=at_K < K)
-        by_CK, start_k_CK = tl.exp2(g_CK), k_CK * tl.exp2(-g_CK)
-        store_tile(k_out_ptr, row, at_K, H * K, 1, T, K, start_k_CK * tl.exp2(end_K)[None, :] * gate_C[:, None])
-        right_KC = tl.trans(start_k_CK.to(dtype))
+        g_CK = over_time(before_CC, log_w_CK, 3, PRECISE)
+        to_end_CK = over_time(later_CC, log_w_CK, 3, PRECISE)
+        tl.store(
+            ends_ptr + head * K + at_K[None, :] + 0 * i[:, None], g_CK, mask=(i[:, None] == C - 1) & (at_K < K)[None, :]
+        )
+        store_tile(k_out_ptr, row, at_K, H * K, 1, T, K, k_CK * tl.exp2(to_end_CK) * gate_C[:, None])
+        by_CK = tl.exp2(g_CK)
+        right_KC = tl.trans((k_CK * tl.exp2(-g_CK)).to(dtype))
         q_CK *= by_CK
         store_tile(q_in_ptr, row, at_K, H * K, 1, T, K, q_CK)
         n_CC = tl.dot(q_CK.to(dtype), right_KC, n_CC, input_precision=PRECISION)
@@ -144,7 +173,9 @@ def weights_kernel(
         a_CC = tl.dot(a_CK.to(dtype), right_KC, a_CC, input_precision=PRECISION)
     pairs_ptr += (b * T * H + h) * C
     n_ptr += (b * T * H + h) * C
-    if lowest >= -BOUND:
+    tl.debug_barrier()  # other threads wrote the ends
+    key = tl.arange(0, KP)
+    if tl.min(tl.load(ends_ptr + head * K + key, mask=key < K, other=0.0), 0) >= -BOUND:
         # Entries above the diagonal, which may be infinite, are masked once, after all sums.
         a_CC = tl.where(i[:, None] > i[None, :], a_CC, 0.0) * gate_C[None, :]
         n_CC = tl.where(i[:, None] >= i[None, :], n_CC, 0.0) * gate_C[None, :]
@@ -233,7 +264,7 @@ def keys_kernel(
     ddecay_ptr += in_K
     bias_ptr += (b * H + h) * K
     ends_ptr += head * K
-    drate_ptr += head * K
+    drate_ptr += head
     dbias_ptr += head * K
     sums_ptr += head // H * (C * H * K) + h * K
     states_ptr += head * (K * V)
@@ -250,27 +281,29 @@ def keys_kernel(
         beta_ptr += b * T * H + h
         dbeta_ptr += b * T * H + h
         gate_C = sigmoid(tl.load(beta_ptr + row * H, mask=row < T, other=0.0))
-    own_C = tl.load(own_ptr + head * C + i)
+    own_C, before_CC = tl.load(own_ptr + head * C + i), sums_before(C, PRECISE)
+    drate_C = tl.zeros([C], tl.float32)
     do_CV = load_tile(do_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, V != VP)
     dy_CV = load_tile(dy_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, V != VP)
     z_CV = load_tile(z_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, V != VP)
     if tl.min(tl.load(ends_ptr + key, mask=key < K, other=0.0), 0) >= -BOUND:
         qk_CC, ak_CC = pairs(d_pairs_ptr, C, True), pairs(d_pairs_ptr + C * C, C, True)
         for block in tl.range(0, n_keys, num_stages=STAGES):
-            dgate_C += keys_of(
+            dgate_C, drate_C = keys_of(
                 q_ptr, k_ptr, decay_ptr, beta_ptr, rate, bias_ptr, ends_ptr, do_CV, dy_CV, z_CV, states_ptr,
-                d_states_ptr, d_pairs_ptr, qk_CC, ak_CC, own_C, gate_C, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr,
-                drate_ptr, dbias_ptr, sums_ptr, row, block, T, H, K, V, VP, KEYS, C, CHANNELS, LOWER, PRECISE, False,
+                d_states_ptr, d_pairs_ptr, qk_CC, ak_CC, own_C, gate_C, dgate_C, drate_C,
+                before_CC, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr, dbias_ptr, sums_ptr, row, block, T, H, K, V, VP, KEYS, C, CHANNELS, LOWER, PRECISE, False,
                 BOUNDED, PRECISION,
             )  # fmt: skip
     else:
         for block in range(n_keys):
-            dgate_C += keys_of(
+            dgate_C, drate_C = keys_of(
                 q_ptr, k_ptr, decay_ptr, beta_ptr, rate, bias_ptr, ends_ptr, do_CV, dy_CV, z_CV, states_ptr,
-                d_states_ptr, d_pairs_ptr, do_CV, do_CV, own_C, gate_C, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr,
-                drate_ptr, dbias_ptr, sums_ptr, row, block, T, H, K, V, VP, KEYS, C, CHANNELS, LOWER, PRECISE, True,
+                d_states_ptr, d_pairs_ptr, do_CV, do_CV, own_C, gate_C, dgate_C, drate_C,
+                before_CC, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr, dbias_ptr, sums_ptr, row, block, T, H, K, V, VP, KEYS, C, CHANNELS, LOWER, PRECISE, True,
                 BOUNDED, PRECISION,
             )  # fmt: skip
+    tl.store(drate_ptr, tl.sum(drate_C, 0))
     if not CHANNELS:
         tl.store(dbeta_ptr + row * H, dgate_C * gate_C * (1.0 - gate_C), mask=row < T)
 
@@ -278,16 +311,16 @@ def keys_kernel(
 @triton.jit
 def keys_of(
     q_ptr, k_ptr, decay_ptr, beta_ptr, rate, bias_ptr, ends_ptr, do_CV, dy_CV, z_CV, states_ptr, d_states_ptr,
-    d_pairs_ptr, qk_CC, ak_CC, own_C, gate_C, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr, drate_ptr, dbias_ptr, sums_ptr,
-    row, block,
+    d_pairs_ptr, qk_CC, ak_CC, own_C, gate_C, dgate_C, drate_C, before_CC, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr,
+    dbias_ptr, sums_ptr, row, block,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, KEYS: tl.constexpr,
     C: tl.constexpr, CHANNELS: tl.constexpr, LOWER: tl.constexpr, PRECISE: tl.constexpr, FAR: tl.constexpr,
     BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute `keys_kernel` for a block of keys, FAR if some sum is below -BOUND.
 
-    Returns the sums of written keys times their gradients, the gradient of a gate per head. Pointers point to the head
-    and, without rows, to the chunk. qk and ak are the score gradients, which FAR loads at `d_pairs_ptr`.
+    Returns dgate and drate plus this block's parts. Pointers point to the head and, without rows, to the chunk. qk and
+    ak are the score gradients, which FAR loads at `d_pairs_ptr`.
     """
     PART: tl.constexpr = K % KEYS != 0
     i, at_K, at_V = tl.arange(0, C), block * KEYS + tl.arange(0, KEYS), tl.arange(0, VP)
@@ -301,7 +334,7 @@ def keys_of(
 
     log_w_CK = log_decays(decay_ptr, bias_ptr, rate, row, at_K, T, H, K, KEYS, LOWER, PRECISE, BOUNDED)
     end_K = tl.load(ends_ptr + at_K, mask=at_K < K, other=0.0)
-    g_CK = tl.cumsum(log_w_CK, 0)
+    g_CK = over_time(before_CC, log_w_CK, 3, PRECISE)
     if FAR:
         store_tile(sums_ptr, i, at_K, H * K, 1, C, K, g_CK)
         tl.debug_barrier()  # other threads read these sums
@@ -309,15 +342,16 @@ def keys_of(
     key_CK = load_tile(k_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
     if CHANNELS:
         gate_CK = sigmoid(load_tile(beta_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32))
-        a_CK, k_CK = (-gate_CK * key_CK).to(dtype), key_CK.to(dtype)
+        a_CK, k_CK = -gate_CK * key_CK, key_CK
     else:
         gate_CK = gate_C[:, None]
-        a_CK, k_CK = (-key_CK).to(dtype), (gate_CK * key_CK).to(dtype)
+        a_CK, k_CK = -key_CK, gate_CK * key_CK
     writes_CK, by_CK = from_start(g_CK, False, FAR), from_start(g_CK, True, FAR)
     start_q_CK, start_a_CK = (q_CK * by_CK).to(dtype), (a_CK * by_CK).to(dtype)
     start_k_CK = (k_CK * writes_CK).to(dtype)
     if FAR:
         key, qk_ptr, ak_ptr = at_K, d_pairs_ptr, d_pairs_ptr + C * C
+        a_CK, k_CK = a_CK.to(dtype), k_CK.to(dtype)
         dq_CK, _ = gradient(
             dq_CK, by_CK, g_CK, end_K, i, qk_ptr, k_CK, start_k_CK, g_CK, i, qk_ptr, k_CK, start_k_CK, g_CK, i,
             sums_ptr, key, H * K, K, C, True, False, True, PRECISION,
@@ -341,29 +375,29 @@ def keys_of(
     dg_end_K = overlap_K * tl.exp2(end_K) + tl.sum(through_CK * k_CK, 0)
     store_tile(dq_ptr, row, at_K, H * K, 1, T, K, dq_CK + own_C[:, None] * k_CK)
     dk_CK += own_C[:, None] * q_CK
-    dgate_C = tl.sum(dk_CK * key_CK, 1)
     if CHANNELS:
         store_tile(dbeta_ptr, row, at_K, H * K, 1, T, K, -da_CK * key_CK * gate_CK * (1.0 - gate_CK))
         dk_CK -= gate_CK * da_CK
     else:
+        dgate_C += tl.sum(dk_CK * key_CK, 1)
         dk_CK = gate_CK * dk_CK - da_CK
     store_tile(dk_ptr, row, at_K, H * K, 1, T, K, dk_CK)
 
-    dlog_w_CK = tl.cumsum(dg_CK, 0, reverse=True) + dg_end_K[None, :]
+    dlog_w_CK = over_time(tl.trans(before_CC), dg_CK, 2, PRECISE) + dg_end_K[None, :]
     if BOUNDED:
         dlog_w_CK = tl.where((row < T)[:, None], dlog_w_CK, 0.0)
-    x_CK = load_steps(decay_ptr, bias_ptr, row, at_K, T, H, K, KEYS, BOUNDED)
+    dlog_w_CK = tl.where(log_w_CK <= LOWEST, 0.0, dlog_w_CK)  # a log decay below FLOOR has no gradient
     if LOWER == 0:
-        by_rate_CK = softplus(x_CK, PRECISE) * -LN2
-        log_w_CK, by_step_CK = rate * by_rate_CK, -rate * sigmoid(x_CK * LN2)
+        by_rate_CK = log_w_CK * (1.0 / rate)
+        by_step_CK = rate * tl.exp2(by_rate_CK) - rate  # -rate sigmoid(x), because log w = -rate softplus(x)
+        by_rate_CK *= LN2
     else:
-        share_CK = sigmoid(x_CK * (rate * LN2))
-        log_w_CK = LOWER * share_CK
-        slope_CK = log_w_CK * (1.0 - share_CK)
-        by_rate_CK, by_step_CK = slope_CK * x_CK * LN2, slope_CK * rate
-    dlog_w_CK = tl.where(log_w_CK < LOWEST * LN2, 0.0, dlog_w_CK)  # a log decay below FLOOR has no gradient
+        share_CK = log_w_CK * (LN2 / LOWER)
+        slope_CK = LOWER * share_CK * (1.0 - share_CK)
+        by_rate_CK = slope_CK * load_steps(decay_ptr, bias_ptr, row, at_K, T, H, K, KEYS, BOUNDED) * LN2
+        by_step_CK = slope_CK * rate
     dx_CK = dlog_w_CK * by_step_CK
     store_tile(ddecay_ptr, row, at_K, H * K, 1, T, K, dx_CK)
-    tl.store(dbias_ptr + at_K, tl.sum(dx_CK, 0), mask=at_K < K)
-    tl.store(drate_ptr + at_K, tl.sum(dlog_w_CK * by_rate_CK, 0), mask=at_K < K)
-    return dgate_C
+    is_last_CK = (i == C - 1)[:, None] & (at_K < K)[None, :]
+    tl.store(dbias_ptr + at_K[None, :] + 0 * i[:, None], over_time(before_CC, dx_CK, 1, PRECISE), mask=is_last_CK)
+    return dgate_C, drate_C + tl.sum(dlog_w_CK * by_rate_CK, 1)

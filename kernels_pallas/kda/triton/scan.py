@@ -125,10 +125,11 @@ def _run_backward(q, k, decay, beta, rate, bias, *rest, chunk: int, lower_bound:
     d_pairs = jax.ShapeDtypeStruct((B, c, H, 2, chunk, chunk), z.dtype)
     own = jax.ShapeDtypeStruct((B, c, H, 1, chunk), bias.dtype)
     d_pairs, own = shared("d_scores", do, dv, z, z, out=[d_pairs, own])
-    out = [q, k, decay, beta, ends, ends, _scratch(ends, chunk)]
+    drate = jax.ShapeDtypeStruct((B, c, H), bias.dtype)
+    out = [q, k, decay, beta, drate, ends, _scratch(ends, chunk)]
     arrays = (q, k, decay, beta, rate, bias, ends, do, dv, z, states, d_states, d_pairs, own)
     dq, dk, ddecay, dbeta, drate, dbias, _ = _launch("keys", *arrays, out=out, V=V, chunk=chunk, lower_bound=lower_bound)
-    return dq, dk, ddecay, dbeta, jnp.sum(drate, axis=(1, 3)), jnp.sum(dbias, axis=1), dv, d_initial
+    return dq, dk, ddecay, dbeta, jnp.sum(drate, axis=1), jnp.sum(dbias, axis=1), dv, d_initial
 
 
 def _scratch(ends: Any, chunk: int) -> jax.ShapeDtypeStruct:
