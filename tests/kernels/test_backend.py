@@ -257,7 +257,7 @@ def test_backends_and_pick_are_independent() -> None:
     root = Path(kp.__file__).parent
     ops = {path.name for path in root.iterdir() if (path / "api.py").is_file()}
     attentions = {"attention", "compressed_attention", "select_chunk", "top1_chunk", "top1_element"}
-    recurrences = {"state_scan", "selective_scan", "ssd", "log_linear", "delta_rule", "linear_attention"}
+    recurrences = {"state_scan", "selective_scan", "ssd", "log_linear", "delta_rule", "kda", "linear_attention"}
     around = {"cross_entropy", "head_norm", "index_loss", "path_attention", "path_walk", "short_conv", "token_shift"}
     before = {"mamba3_operands", "wkv7_operands"}
     assert ops == attentions | recurrences | around | before

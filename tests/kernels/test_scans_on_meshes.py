@@ -23,6 +23,7 @@ from kernels_pallas import (
     ValueMix,
     delta_rule,
     head_norm,
+    kda,
     linear_attention,
     log_linear,
     mamba3_operands,
@@ -38,6 +39,7 @@ from kernels_pallas import (
 from kernels_pallas.chunks import from_chunks, join_chunks, split_chunks
 from kernels_pallas.delta_rule import xla as delta_rule_xla
 from kernels_pallas.head_norm import reference as head_norm_reference
+from kernels_pallas.kda import reference as kda_reference
 from kernels_pallas.linear_attention import reference as linear_attention_reference
 from kernels_pallas.mamba3_operands import reference as rotated_reference
 from kernels_pallas.numerics import LOG2_E
@@ -152,6 +154,19 @@ def channel_decays(kind: str) -> Case:
     return Case(lambda r, k, v, log_w, s: f(r, k, v, log_w, None, s), arrays, specs, out)
 
 
+def gated_channels(*, per_channel: bool) -> Case:
+    k, head = (B, T, H, K), (B, T, H)
+    beta, spec = (k, "B T H k") if per_channel else (head, "B T H")
+    q, k, v, decay, beta, s, rate, bias = arrays_of(k, k, (B, T, H, V), k, beta, (B, H, K, V), (H,), (H, K))
+    arrays = (q / 4, k / 4, v, decay, beta, s, jnp.exp(rate), bias)
+
+    def f(q, k, v, decay, beta, s, rate, bias):
+        return kda(q, k, v, decay, beta, s, rate_H=rate, bias_HK=bias, chunk_size=16, implementation="triton")
+
+    specs = ("B T H k", "B T H k", "B T H v", "B T H k", spec, "B H k v", "H", "H k")
+    return Case(f, arrays, specs, ("B T H v", "B H k v"), over_batch=(6, 7))
+
+
 def convolution(*, l2_heads: int | None) -> Case:
     arrays = arrays_of((B, T, E), (E, N), (E,), (B, N - 1, E))
     specs = ("B T H", "H w", "H", "B n H")
@@ -248,6 +263,8 @@ CASES = {
     "linear_attention_bonus": partial(channel_decays, "bonus"),
     "linear_attention_low_rank": partial(channel_decays, "low_rank"),
     "linear_attention_correction": partial(channel_decays, "correction"),
+    "kda": partial(gated_channels, per_channel=False),
+    "kda_channels": partial(gated_channels, per_channel=True),
     "delta_rule": partial(correction, has_gate=False),
     "gated_delta_rule": partial(correction, has_gate=True),
     "state_scan": states,
@@ -392,6 +409,27 @@ def plain_channel_decays_backward(*arrays, n_low: int, **options):
     return vjp((do, d_last))
 
 
+def plain_gated(q, k, decay, beta, rate, bias, v, initial, *, chunk: int, lower_bound: None):
+    assert lower_bound is None
+
+    def one(q, k, v, decay, beta, rate, bias, initial):  # for one sequence
+        rows = (x[None] for x in (q, k, v, decay, beta))
+        o, last = kda_reference.kda(*rows, rate, bias, initial[None])
+        return o[0], last[0]
+
+    o, last = jax.vmap(one)(q, k, v, decay, beta, rate, bias, initial)
+    states = jnp.zeros((len(q), -(-T // chunk), *initial.shape[1:])).at[:, 0].set(initial)
+    square, ends = jnp.zeros((*q.shape[:3], chunk)), jnp.zeros(states.shape[:-1])
+    return o, last, states, q, q, q, square, square, v, ends  # in place of Z, the gradient below reads v
+
+
+def plain_gated_backward(q, k, decay, beta, rate, bias, states, q_in, a_in, k_out, x, n, v, ends, do, d_last, **options):
+    del q_in, a_in, k_out, x, n, ends
+    f = lambda *xs: plain_gated(*xs, **options)[:2]  # noqa: E731
+    _, vjp = jax.vjp(f, q, k, decay, beta, rate, bias, v, states[:, 0])
+    return vjp((do, d_last))
+
+
 def plain_convolution(x, w, b, last, *, call, names):
     assert names == ("x", "w", "b", "last")
     options = {"silu": call.silu, "l2_heads": x.shape[2] if call.norm else None, "scale": call.scale, "eps": call.eps}
@@ -522,6 +560,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     extras.need("triton")
     from kernels_pallas.delta_rule.triton import scan as delta_rule_triton
     from kernels_pallas.head_norm.triton import norm as head_norm_triton
+    from kernels_pallas.kda.triton import scan as kda_triton
     from kernels_pallas.linear_attention.triton import scan as linear_attention_triton
     from kernels_pallas.log_linear.triton import scan as log_linear_triton
     from kernels_pallas.mamba3_operands.triton import operands as rotated_triton
@@ -568,6 +607,8 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         (path_walk_triton, "backward", plain_walk_backward),
         (delta_rule_triton, "_run_forward", plain_correction),
         (delta_rule_triton, "_run_backward", plain_correction_backward),
+        (kda_triton, "_run_forward", plain_gated),
+        (kda_triton, "_run_backward", plain_gated_backward),
         (linear_attention_triton, "_run_forward", plain_channel_decays),
         (linear_attention_triton, "_run_backward", plain_channel_decays_backward),
     ):
@@ -616,6 +657,7 @@ QUICK = {
         "ssd_per_head",
         "gated_delta_rule",
         "linear_attention_low_rank",
+        "kda",
         "head_norm",
         "path_attention",
         "path_walk",

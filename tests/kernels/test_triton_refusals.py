@@ -159,6 +159,13 @@ def mamba3(T: int) -> Any:
     return call, (low(T, 128), wide(3, T, 32), wide(3, T, 16), wide(16, 128), low(128), wide(3, 16, 32))
 
 
+def kda(T: int) -> Any:
+    def call(x, beta, rate, bias):
+        return kp.kda(x, x, x, x, beta, rate_H=rate, bias_HK=bias, chunk_size=64)
+
+    return call, (low(T, 16, 128), wide(3, T, 16), wide(16), wide(16, 128))
+
+
 def shift(T: int) -> Any:
     moves = jax.ShapeDtypeStruct((2, 3, T, 2048), jnp.bfloat16)
     return lambda x, mu, moves: kp.token_shift(x, None, (mu, mu), moves), (low(T, 2048), wide(2048), moves)
@@ -210,6 +217,7 @@ ENTRIES: dict[str, tuple[Callable[[int], Any], int | None]] = {
         ),
         M,
     ),
+    "kda": (kda, M),
     "linear_attention": (
         lambda T: (partial(kp.linear_attention, chunk_size=64), (*[low(T, 16, 16)] * 3, wide(3, T, 16, 16))),
         2 * M,
