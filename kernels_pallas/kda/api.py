@@ -28,6 +28,7 @@ from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.validation import check_chunk_size
 
 BACKENDS = (triton.BACKEND, xla.BACKEND)
+WIDEST = 128  # value dim up to which the gradient kernel keeps a chunk in shared memory
 
 
 def kda(
@@ -50,7 +51,8 @@ def kda(
     Args:
       q_BTHK: queries, normed and scaled.
       k_BTHK: keys, normed.
-      v_BTHV: values; fp32, bf16 or fp16 (fp64 under x64), and any T >= 1. Matrix products use this dtype.
+      v_BTHV: values; fp32, bf16 or fp16 (fp64 under x64), and any T >= 1. Matrix products use this dtype. With a dim
+        above 128, `linear_attention` runs on operands in memory.
       decay_BTHK: pre-activations of the decays, in this dtype, without bias. Decays, states and all sums are fp32
         (fp64).
       beta: pre-activations of the gates. [B, T, H]: of erased and written keys together. [B, T, H, K]: of erased keys.
@@ -58,7 +60,7 @@ def kda(
       rate_H: rates of the decays, above 0.
       bias_HK: biases of the decays.
       lower_bound: None, or the lower bound of a token's log decay (below 0), which selects the bounded form.
-      segments: the number of each token's document, as in `linear_attention`, which then runs on operands in memory.
+      segments: the number of each token's document, as in `linear_attention`, which then also runs on such operands.
       chunk_size: positions per chunk. It does not change the result; triton uses at most 64.
       implementation: backend name; None picks the best backend that can run the call.
 
@@ -83,7 +85,7 @@ def kda(
     rate_H, bias_HK, initial_BHKV = (x.astype(acc) for x in (rate_H, bias_HK, initial_BHKV))
     q_BTHK, k_BTHK, decay_BTHK = (x.astype(dtype) for x in (q_BTHK, k_BTHK, decay_BTHK))
     beta = beta.astype(dtype if beta.ndim == q_BTHK.ndim else acc)
-    if segments is not None:
+    if segments is not None or v_BTHV.shape[-1] > WIDEST:
         k, log_w, a = xla.operands(k_BTHK, decay_BTHK, beta, rate_H, bias_HK, lower_bound)
         options = {"segments": segments, "chunk_size": chunk_size, "implementation": implementation}
         return linear_attention(q_BTHK, k, v_BTHV, log_w, None, initial_BHKV, low_rank=(a, None), **options)

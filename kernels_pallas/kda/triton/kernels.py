@@ -53,13 +53,14 @@ def softplus(x, PRECISE: tl.constexpr):
     error is 2^-22, which is below the rounding of a 16-bit x.
     """
     u = tl.exp2(-tl.abs(x))
-    if not PRECISE:
+    if PRECISE:
+        s = u / (2.0 + u)
+        s2 = s * s
+        series = 1 / 3 + s2 * (1 / 5 + s2 * (1 / 7 + s2 * (1 / 9 + s2 * (1 / 11 + s2 * (1 / 13)))))
+        log = (2.0 * LOG2_E) * s * (1.0 + s2 * series)
+    else:
         log = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + u], tl.float32, True, 1)
-        return tl.maximum(x, 0.0) + log
-    s = u / (2.0 + u)
-    s2 = s * s
-    series = 1 / 3 + s2 * (1 / 5 + s2 * (1 / 7 + s2 * (1 / 9 + s2 * (1 / 11 + s2 * (1 / 13)))))
-    return tl.maximum(x, 0.0) + (2.0 * LOG2_E.value) * s * (1.0 + s2 * series)
+    return tl.maximum(x, 0.0) + log
 
 
 @triton.jit
@@ -77,14 +78,15 @@ def over_time(matrix_CC, x_CK, PARTS: tl.constexpr, PRECISE: tl.constexpr):
     instructions and wait more often for other threads.
     """
     if PRECISE:
-        return tl.dot(matrix_CC, x_CK, input_precision="tf32x3")
-    y_CK = tl.zeros(x_CK.shape, tl.float32)
-    for part in tl.static_range(PARTS):
-        part_CK = x_CK
-        if part + 1 < PARTS:  # the upper 16 bits; the last part is rounded
-            part_CK = (x_CK.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
-        y_CK = tl.dot(matrix_CC, part_CK.to(tl.bfloat16), y_CK)
-        x_CK -= part_CK
+        y_CK = tl.dot(matrix_CC, x_CK, input_precision="tf32x3")
+    else:
+        y_CK = tl.zeros(x_CK.shape, tl.float32)
+        for part in tl.static_range(PARTS):
+            part_CK = x_CK
+            if part + 1 < PARTS:  # the upper 16 bits; the last part is rounded
+                part_CK = (x_CK.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+            y_CK = tl.dot(matrix_CC, part_CK.to(tl.bfloat16), y_CK)
+            x_CK -= part_CK
     return y_CK
 
 

@@ -34,9 +34,9 @@ class Tile(NamedTuple):
 # Keyed by kernel and input bits. Not measured.
 TILES = {
     ("weights", 16): Tile(32, 4, 2),
-    ("keys", 16): Tile(32, 4, 2),
+    ("keys", 16): Tile(32, 4, 1),
     ("weights", 32): Tile(32, 4, 1),
-    ("keys", 32): Tile(32, 4, 1),
+    ("keys", 32): Tile(16, 4, 1),
 }
 
 
