@@ -6,8 +6,8 @@
 
 Kimi Linear, arXiv 2510.26692; public implementation: flash-linear-attention, `fla/layers/kda.py`. The rank of F_1 and
 G_1 is the value width of one head. At 768 x 12: 6 heads of 128, SwiGLU of 2048, RMSNorm with eps 1e-6; 114.4M
-parameters, tied. q, k, v and beta are DeltaNet's (`_delta.py`). The op makes decays and gates from their pre-activations
-(`ops/kda.py`).
+parameters, tied. q, k, v and beta are DeltaNet's (`_delta.py`). The op makes decays and gates from their
+pre-activations (`ops/kda.py`).
 
 `lower_bound` selects the public code's bounded decay, g = lower_bound sigmoid(exp(A_log) ((x F_1) F_2 + dt_bias)). Kimi
 Linear follows every three KDA layers with a full-attention layer; here all layers are KDA, and a config can build the

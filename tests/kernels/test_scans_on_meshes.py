@@ -423,7 +423,9 @@ def plain_gated(q, k, decay, beta, rate, bias, v, initial, *, chunk: int, lower_
     return o, last, states, q, q, q, square, square, v, ends  # in place of Z, the gradient below reads v
 
 
-def plain_gated_backward(q, k, decay, beta, rate, bias, states, q_in, a_in, k_out, x, n, v, ends, do, d_last, **options):
+def plain_gated_backward(
+    q, k, decay, beta, rate, bias, states, q_in, a_in, k_out, x, n, v, ends, do, d_last, **options
+):
     del q_in, a_in, k_out, x, n, ends
     f = lambda *xs: plain_gated(*xs, **options)[:2]  # noqa: E731
     _, vjp = jax.vjp(f, q, k, decay, beta, rate, bias, v, states[:, 0])

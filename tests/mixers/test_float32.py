@@ -20,8 +20,8 @@ SENSITIVE = {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", 
 SENSITIVE |= {"cos", "cumsum", "cumprod", "cumlogsumexp", "reduce_sum", "triangular_solve", "integer_pow"}
 # Activations inside a low-rank map. The second product takes 16-bit inputs in any case.
 INSIDE = {"rwkv6": ["tanh"], "rwkv7": ["tanh", "logistic"], "rwkv7_shell": ["logistic"]}
-# Projections that enter an exponential, a sigmoid or a softplus. Mamba-1's `dt`, KDA's `decay_out` and the erase gates of
-# Gated DeltaNet-2 are not listed: the public kernels also read them in the model's dtype.
+# Projections that enter an exponential, a sigmoid or a softplus. Mamba-1's `dt`, KDA's `decay_out` and the erase gates
+# of Gated DeltaNet-2 are not listed: the public kernels also read them in the model's dtype.
 ISLANDS = {
     "comba": ["beta", "decay"],
     "deltanet": ["beta"],

@@ -293,17 +293,17 @@ def keys_kernel(
         for block in tl.range(0, n_keys, num_stages=STAGES):
             dgate_C, drate_C = keys_of(
                 q_ptr, k_ptr, decay_ptr, beta_ptr, rate, bias_ptr, ends_ptr, do_CV, dy_CV, z_CV, states_ptr,
-                d_states_ptr, d_pairs_ptr, qk_CC, ak_CC, own_C, gate_C, dgate_C, drate_C,
-                before_CC, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr, dbias_ptr, sums_ptr, row, block, T, H, K, V, VP, KEYS, C, CHANNELS, LOWER, PRECISE, False,
-                BOUNDED, PRECISION,
+                d_states_ptr, d_pairs_ptr, qk_CC, ak_CC, own_C, gate_C, dgate_C, drate_C, before_CC, dq_ptr,
+                dk_ptr, ddecay_ptr, dbeta_ptr, dbias_ptr, sums_ptr, row, block, T, H, K, V, VP, KEYS, C, CHANNELS,
+                LOWER, PRECISE, False, BOUNDED, PRECISION,
             )  # fmt: skip
     else:
         for block in range(n_keys):
             dgate_C, drate_C = keys_of(
                 q_ptr, k_ptr, decay_ptr, beta_ptr, rate, bias_ptr, ends_ptr, do_CV, dy_CV, z_CV, states_ptr,
-                d_states_ptr, d_pairs_ptr, do_CV, do_CV, own_C, gate_C, dgate_C, drate_C,
-                before_CC, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr, dbias_ptr, sums_ptr, row, block, T, H, K, V, VP, KEYS, C, CHANNELS, LOWER, PRECISE, True,
-                BOUNDED, PRECISION,
+                d_states_ptr, d_pairs_ptr, before_CC, before_CC, own_C, gate_C, dgate_C, drate_C, before_CC, dq_ptr,
+                dk_ptr, ddecay_ptr, dbeta_ptr, dbias_ptr, sums_ptr, row, block, T, H, K, V, VP, KEYS, C, CHANNELS,
+                LOWER, PRECISE, True, BOUNDED, PRECISION,
             )  # fmt: skip
     tl.store(drate_ptr, tl.sum(drate_C, 0))
     if not CHANNELS:
@@ -321,7 +321,7 @@ def keys_of(
 ):  # fmt: skip
     """Compute `keys_kernel` for a block of keys, FAR if some sum is below -BOUND.
 
-    Returns dgate and drate plus this block's parts. Pointers point to the head and, without rows, to the chunk. qk and
+    Returns dgate and drate plus the parts of this block. Pointers point to the head and, without rows, to the chunk. qk and
     ak are the score gradients, which FAR loads at `d_pairs_ptr`.
     """
     PART: tl.constexpr = K % KEYS != 0

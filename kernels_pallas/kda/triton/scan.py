@@ -117,7 +117,7 @@ def _run_forward(q, k, decay, beta, rate, bias, v, initial, *, chunk: int, lower
 
 def _run_backward(q, k, decay, beta, rate, bias, *rest, chunk: int, lower_bound: float | None):
     states, q_in, a_in, k_out, inverse, n, z, ends, do, d_last = rest
-    (B, c, H, K), V = ends.shape, z.shape[-1]
+    (B, c, H, _), V = ends.shape, z.shape[-1]
     shared = partial(linear.launch_kernel, shapes=(q, z), way=Way(chunk, False), has_bonus=False, n_low=1, gated=True)
     launch = partial(shared, "pass", q_in, a_in, k_out, do, inverse, n, ends, is_reverse=True)
     like = [states, z, jax.ShapeDtypeStruct((1,), z.dtype)]
@@ -128,7 +128,8 @@ def _run_backward(q, k, decay, beta, rate, bias, *rest, chunk: int, lower_bound:
     drate = jax.ShapeDtypeStruct((B, c, H), bias.dtype)
     out = [q, k, decay, beta, drate, ends, _scratch(ends, chunk)]
     arrays = (q, k, decay, beta, rate, bias, ends, do, dv, z, states, d_states, d_pairs, own)
-    dq, dk, ddecay, dbeta, drate, dbias, _ = _launch("keys", *arrays, out=out, V=V, chunk=chunk, lower_bound=lower_bound)
+    options = {"out": out, "V": V, "chunk": chunk, "lower_bound": lower_bound}
+    dq, dk, ddecay, dbeta, drate, dbias, _ = _launch("keys", *arrays, **options)
     return dq, dk, ddecay, dbeta, jnp.sum(drate, axis=1), jnp.sum(dbias, axis=1), dv, d_initial
 
 

@@ -309,8 +309,8 @@ def launch_kernel(
     """Launch a kernel over all chunks of all heads, or over segments of chunks.
 
     `shapes` are r and v. Only `state` and `pass` use `segment`, the chunks per time segment, and `ends`
-    (state_scan/triton/segments.py). Only `weights` uses `has_scores`. `gated` is for `kda`: a follows its own decay, and
-    only g's ends are in memory.
+    (state_scan/triton/segments.py). Only `weights` uses `has_scores`. `gated` is for `kda`: a follows its own decay,
+    and only g's ends are in memory.
     """
     (B, T, H, K), V = shapes[0].shape, shapes[1].shape[-1]
     dtype = shapes[1].dtype
