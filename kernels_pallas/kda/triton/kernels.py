@@ -321,8 +321,8 @@ def keys_of(
 ):  # fmt: skip
     """Compute `keys_kernel` for a block of keys, FAR if some sum is below -BOUND.
 
-    Returns dgate and drate plus the parts of this block. Pointers point to the head and, without rows, to the chunk. qk and
-    ak are the score gradients, which FAR loads at `d_pairs_ptr`.
+    Returns dgate and drate plus the parts of this block. Pointers point to the head and, without rows, to the chunk.
+    qk and ak are the score gradients, which FAR loads at `d_pairs_ptr`.
     """
     PART: tl.constexpr = K % KEYS != 0
     i, at_K, at_V = tl.arange(0, C), block * KEYS + tl.arange(0, KEYS), tl.arange(0, VP)
