@@ -21,9 +21,9 @@
     log w = -rate softplus(decay + bias), or LOWER sigmoid(rate (decay + bias))
     a = -k and written keys sigmoid(beta) k; CHANNELS: a = -sigmoid(beta) k and keys k
 
-The reader a follows its own decay, like q, so both have the same weights. g is never in memory, except in chunks with
-sums below -BOUND (linear_attention/triton/weight_kernels.py). `solve`, `pass` and `d_scores` are linear_attention's.
-Equations: `kda/api.py`.
+The reader a follows its own decay, like q, so both have the same weights. g is never in memory, except where sums are
+below -NEAR, which takes the two paths of linear_attention/triton/weight_kernels.py. `solve`, `pass` and `d_scores` are
+linear_attention's. Equations: `kda/api.py`.
 """
 
 import triton
@@ -32,7 +32,6 @@ import triton.language as tl
 from kernels_pallas.linear_attention import interface
 from kernels_pallas.linear_attention.triton.keys_kernels import gradient, pairs
 from kernels_pallas.linear_attention.triton.weight_kernels import (
-    BOUND,
     from_middle,
     from_start,
     halvings_of,
@@ -43,6 +42,9 @@ from kernels_pallas.short_conv.triton.kernels import sigmoid
 from kernels_pallas.triton.tile_io import LN2, LOG2_E, load_tile, place_of, store_tile
 
 LOWEST = tl.constexpr(interface.FLOOR * LOG2_E.value)
+# Sums of at least -NEAR take one product, in which readers have the weight 2^{g + SHIFT} and writers its inverse. Both
+# are between 2^-100 and 2^100, so float32 and bf16 hold them, operands of 2^-20 and gradients of 2^20 times them.
+SHIFT, UNSHIFT, NEAR = tl.constexpr(46.0), tl.constexpr(2.0**-46), tl.constexpr(146.0)
 
 
 @triton.jit
@@ -128,7 +130,7 @@ def weights_kernel(
 ):  # fmt: skip
     """Compute the weighted operands and both scores of a chunk and head.
 
-    The loop is right for chunks whose sums stay above -BOUND. Other chunks overwrite k^ and their scores in a branch.
+    The loop is right for chunks whose sums stay above -NEAR. Other chunks overwrite k^ and their scores in a branch.
     """
     n_blocks: tl.constexpr = (K + KEYS - 1) // KEYS
     PART: tl.constexpr = K % KEYS != 0
@@ -163,21 +165,21 @@ def weights_kernel(
             ends_ptr + head * K + at_K[None, :] + 0 * i[:, None], g_CK, mask=(i[:, None] == C - 1) & (at_K < K)[None, :]
         )
         store_tile(k_out_ptr, row, at_K, H * K, 1, T, K, k_CK * tl.exp2(to_end_CK) * gate_C[:, None])
-        by_CK = tl.exp2(g_CK)
-        right_KC = tl.trans((k_CK * tl.exp2(-g_CK)).to(dtype))
+        g_CK += SHIFT
+        by_CK, right_KC = tl.exp2(g_CK), tl.trans((k_CK * tl.exp2(-g_CK)).to(dtype))
         q_CK *= by_CK
-        store_tile(q_in_ptr, row, at_K, H * K, 1, T, K, q_CK)
+        store_tile(q_in_ptr, row, at_K, H * K, 1, T, K, q_CK * UNSHIFT)
         n_CC = tl.dot(q_CK.to(dtype), right_KC, n_CC, input_precision=PRECISION)
         a_CK = -by_CK * k_CK
         if CHANNELS:
             a_CK *= sigmoid(load_tile(beta_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32))
-        store_tile(a_in_ptr, row, at_K, H * K, 1, T, K, a_CK)
+        store_tile(a_in_ptr, row, at_K, H * K, 1, T, K, a_CK * UNSHIFT)
         a_CC = tl.dot(a_CK.to(dtype), right_KC, a_CC, input_precision=PRECISION)
     pairs_ptr += (b * T * H + h) * C
     n_ptr += (b * T * H + h) * C
     tl.debug_barrier()  # other threads wrote the ends
     key = tl.arange(0, KP)
-    if tl.min(tl.load(ends_ptr + head * K + key, mask=key < K, other=0.0), 0) >= -BOUND:
+    if tl.min(tl.load(ends_ptr + head * K + key, mask=key < K, other=0.0), 0) >= -NEAR:
         # Entries above the diagonal, which may be infinite, are masked once, after all sums.
         a_CC = tl.where(i[:, None] > i[None, :], a_CC, 0.0) * gate_C[None, :]
         n_CC = tl.where(i[:, None] >= i[None, :], n_CC, 0.0) * gate_C[None, :]
@@ -185,38 +187,40 @@ def weights_kernel(
         store_tile(n_ptr, row, i, H * C, 1, T, C, n_CC)
     else:
         sums_ptr += head // H * (C * H * K) + h * K
-        for block in range((K + 15) // 16):  # narrow blocks: the branch must not need more registers than the loop
-            at_K = block * 16 + tl.arange(0, 16)
-            log_w_CK = log_decays(decay_ptr, bias_ptr, rate, row, at_K, T, H, K, 16, LOWER, PRECISE, BOUNDED)
+        for block in range(n_blocks):
+            at_K = block * KEYS + tl.arange(0, KEYS)
+            log_w_CK = log_decays(decay_ptr, bias_ptr, rate, row, at_K, T, H, K, KEYS, LOWER, PRECISE, BOUNDED)
             g_CK, end_K = tl.cumsum(log_w_CK, 0), tl.sum(log_w_CK, 0)
             store_tile(sums_ptr, i, at_K, H * K, 1, C, K, g_CK)
-            k_CK = load_tile(k_ptr, row, at_K, H * K, 1, T, K, BOUNDED, K % 16 != 0).to(tl.float32)
+            k_CK = load_tile(k_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
             k_out_CK = k_CK * tl.exp2(end_K[None, :] - g_CK) * gate_C[:, None]
             store_tile(k_out_ptr, row, at_K, H * K, 1, T, K, k_out_CK)
         tl.debug_barrier()  # other threads read these sums, in other layouts
-        n_CC = far_scores(q_ptr, k_ptr, beta_ptr, sums_ptr, start, T, H, K, C, False, CHANNELS, BOUNDED, PRECISION)
+        n_CC = far_scores(
+            q_ptr, k_ptr, beta_ptr, sums_ptr, start, T, H, K, KEYS, C, False, CHANNELS, BOUNDED, PRECISION
+        )
         store_tile(n_ptr, row, i, H * C, 1, T, C, n_CC * gate_C[None, :])
-        a_CC = far_scores(k_ptr, k_ptr, beta_ptr, sums_ptr, start, T, H, K, C, True, CHANNELS, BOUNDED, PRECISION)
+        a_CC = far_scores(k_ptr, k_ptr, beta_ptr, sums_ptr, start, T, H, K, KEYS, C, True, CHANNELS, BOUNDED, PRECISION)
         store_tile(pairs_ptr, row, i, H * C, 1, T, C, a_CC * gate_C[None, :])
 
 
 @triton.jit
 def far_scores(
     x_ptr, k_ptr, beta_ptr, sums_ptr, start,
-    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, ERASES: tl.constexpr, CHANNELS: tl.constexpr,
-    BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr, ERASES: tl.constexpr,
+    CHANNELS: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return x|k, or with ERASES a|k without its diagonal, for a chunk with sums below -BOUND.
+    """Return x|k, or with ERASES a|k without its diagonal, for a chunk with sums below -NEAR.
 
     The paths of the readers' channels are as in linear_attention/triton/weight_kernels.py.
     """
-    PART: tl.constexpr = K % 16 != 0
+    PART: tl.constexpr = K % KEYS != 0
     i = tl.arange(0, C)
     row = start + i
     dtype = k_ptr.dtype.element_ty
     own_C, scores_CC = tl.zeros([C], tl.float32), tl.zeros([C, C], tl.float32)
-    for block in range((K + 15) // 16):
-        at_K = block * 16 + tl.arange(0, 16)
+    for block in range((K + KEYS - 1) // KEYS):
+        at_K = block * KEYS + tl.arange(0, KEYS)
         x_CK = load_tile(x_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
         k_CK = load_tile(k_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
         g_CK = load_sums(sums_ptr, i[:, None], at_K[None, :], H * K, K, False)
@@ -246,14 +250,14 @@ def far_scores(
 def keys_kernel(
     q_ptr, k_ptr, decay_ptr, beta_ptr, rate_ptr, bias_ptr, ends_ptr, do_ptr, dy_ptr, z_ptr, states_ptr, d_states_ptr,
     d_pairs_ptr, own_ptr, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr, drate_ptr, dbias_ptr, sums_ptr,
-    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
-    KEYS: tl.constexpr, C: tl.constexpr, CHANNELS: tl.constexpr, LOWER: tl.constexpr, PRECISE: tl.constexpr,
-    BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, KEYS: tl.constexpr,
+    C: tl.constexpr, CHANNELS: tl.constexpr, LOWER: tl.constexpr, PRECISE: tl.constexpr, BOUNDED: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a chunk and head, KEYS key channels at a time.
 
-    What all channels read stays in shared memory: the values' side and the score gradients. Chunks with sums below
-    -BOUND take a separate branch, as in linear_attention's `keys`.
+    What all channels read stays in shared memory: the values' side and the score gradients. Blocks with sums below
+    -NEAR take a separate branch, as in linear_attention's `keys`.
     """
     n_keys: tl.constexpr = (K + KEYS - 1) // KEYS
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
@@ -273,7 +277,7 @@ def keys_kernel(
     d_states_ptr += head * (K * V)
     d_pairs_ptr += head * (2 * C * C)
     rate = tl.load(rate_ptr + b * H + h)
-    i, key, at_V = tl.arange(0, C), tl.arange(0, KP), tl.arange(0, VP)
+    i, at_V = tl.arange(0, C), tl.arange(0, VP)
     row = start + i
     gate_C, dgate_C = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
     if CHANNELS:
@@ -288,22 +292,23 @@ def keys_kernel(
     do_CV = load_tile(do_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, V != VP)
     dy_CV = load_tile(dy_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, V != VP)
     z_CV = load_tile(z_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, V != VP)
-    if tl.min(tl.load(ends_ptr + key, mask=key < K, other=0.0), 0) >= -BOUND:
-        qk_CC, ak_CC = pairs(d_pairs_ptr, C, True), pairs(d_pairs_ptr + C * C, C, True)
-        for block in tl.range(0, n_keys, num_stages=STAGES):
+    qk_CC, ak_CC = pairs(d_pairs_ptr, C, True), pairs(d_pairs_ptr + C * C, C, True)
+    for block in tl.range(0, n_keys, num_stages=STAGES):
+        at_K = block * KEYS + tl.arange(0, KEYS)
+        end_K = tl.load(ends_ptr + at_K, mask=at_K < K, other=0.0)
+        if tl.min(end_K, 0) >= -NEAR:
             dgate_C, drate_C = keys_of(
-                q_ptr, k_ptr, decay_ptr, beta_ptr, rate, bias_ptr, ends_ptr, do_CV, dy_CV, z_CV, states_ptr,
-                d_states_ptr, d_pairs_ptr, qk_CC, ak_CC, own_C, gate_C, dgate_C, drate_C, before_CC, dq_ptr,
-                dk_ptr, ddecay_ptr, dbeta_ptr, dbias_ptr, sums_ptr, row, block, T, H, K, V, VP, KEYS, C, CHANNELS,
-                LOWER, PRECISE, False, BOUNDED, PRECISION,
+                q_ptr, k_ptr, decay_ptr, beta_ptr, rate, bias_ptr, end_K, do_CV, dy_CV, z_CV, states_ptr, d_states_ptr,
+                d_pairs_ptr, qk_CC, ak_CC, own_C, gate_C, dgate_C, drate_C, before_CC, dq_ptr, dk_ptr, ddecay_ptr,
+                dbeta_ptr, dbias_ptr, sums_ptr, row, at_K, T, H, K, V, VP, KEYS, C, CHANNELS, LOWER, PRECISE, False,
+                BOUNDED, PRECISION,
             )  # fmt: skip
-    else:
-        for block in range(n_keys):
+        else:
             dgate_C, drate_C = keys_of(
-                q_ptr, k_ptr, decay_ptr, beta_ptr, rate, bias_ptr, ends_ptr, do_CV, dy_CV, z_CV, states_ptr,
-                d_states_ptr, d_pairs_ptr, before_CC, before_CC, own_C, gate_C, dgate_C, drate_C, before_CC, dq_ptr,
-                dk_ptr, ddecay_ptr, dbeta_ptr, dbias_ptr, sums_ptr, row, block, T, H, K, V, VP, KEYS, C, CHANNELS,
-                LOWER, PRECISE, True, BOUNDED, PRECISION,
+                q_ptr, k_ptr, decay_ptr, beta_ptr, rate, bias_ptr, end_K, do_CV, dy_CV, z_CV, states_ptr, d_states_ptr,
+                d_pairs_ptr, qk_CC, ak_CC, own_C, gate_C, dgate_C, drate_C, before_CC, dq_ptr, dk_ptr, ddecay_ptr,
+                dbeta_ptr, dbias_ptr, sums_ptr, row, at_K, T, H, K, V, VP, KEYS, C, CHANNELS, LOWER, PRECISE, True,
+                BOUNDED, PRECISION,
             )  # fmt: skip
     tl.store(drate_ptr, tl.sum(drate_C, 0))
     if not CHANNELS:
@@ -312,20 +317,20 @@ def keys_kernel(
 
 @triton.jit
 def keys_of(
-    q_ptr, k_ptr, decay_ptr, beta_ptr, rate, bias_ptr, ends_ptr, do_CV, dy_CV, z_CV, states_ptr, d_states_ptr,
+    q_ptr, k_ptr, decay_ptr, beta_ptr, rate, bias_ptr, end_K, do_CV, dy_CV, z_CV, states_ptr, d_states_ptr,
     d_pairs_ptr, qk_CC, ak_CC, own_C, gate_C, dgate_C, drate_C, before_CC, dq_ptr, dk_ptr, ddecay_ptr, dbeta_ptr,
-    dbias_ptr, sums_ptr, row, block,
+    dbias_ptr, sums_ptr, row, at_K,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, KEYS: tl.constexpr,
     C: tl.constexpr, CHANNELS: tl.constexpr, LOWER: tl.constexpr, PRECISE: tl.constexpr, FAR: tl.constexpr,
     BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute `keys_kernel` for a block of keys, FAR if some sum is below -BOUND.
+    """Compute `keys_kernel` for a block of keys, FAR if some sum is below -NEAR.
 
     Returns dgate and drate plus the parts of this block. Pointers point to the head and, without rows, to the chunk.
     qk and ak are the score gradients, which FAR loads at `d_pairs_ptr`.
     """
     PART: tl.constexpr = K % KEYS != 0
-    i, at_K, at_V = tl.arange(0, C), block * KEYS + tl.arange(0, KEYS), tl.arange(0, VP)
+    i, at_V = tl.arange(0, C), tl.arange(0, VP)
     dtype = k_ptr.dtype.element_ty
     s_VK = load_tile(states_ptr, at_V, at_K, 1, V, V, K, V != VP, PART)
     ds_VK = load_tile(d_states_ptr, at_V, at_K, 1, V, V, K, V != VP, PART)
@@ -335,7 +340,6 @@ def keys_of(
     overlap_K = tl.sum(s_VK.to(tl.float32) * ds_VK.to(tl.float32), 0)
 
     log_w_CK = log_decays(decay_ptr, bias_ptr, rate, row, at_K, T, H, K, KEYS, LOWER, PRECISE, BOUNDED)
-    end_K = tl.load(ends_ptr + at_K, mask=at_K < K, other=0.0)
     g_CK = over_time(before_CC, log_w_CK, 3, PRECISE)
     if FAR:
         store_tile(sums_ptr, i, at_K, H * K, 1, C, K, g_CK)
@@ -348,7 +352,11 @@ def keys_of(
     else:
         gate_CK = gate_C[:, None]
         a_CK, k_CK = -key_CK, gate_CK * key_CK
-    writes_CK, by_CK = from_start(g_CK, False, FAR), from_start(g_CK, True, FAR)
+    if FAR:
+        writes_CK, by_CK = from_start(g_CK, False, True), from_start(g_CK, True, True)
+    else:
+        g_CK += SHIFT
+        writes_CK, by_CK = tl.exp2(-g_CK), tl.exp2(g_CK)
     start_q_CK, start_a_CK = (q_CK * by_CK).to(dtype), (a_CK * by_CK).to(dtype)
     start_k_CK = (k_CK * writes_CK).to(dtype)
     if FAR:
@@ -367,9 +375,9 @@ def keys_of(
             sums_ptr, key, H * K, K, C, False, True, True, PRECISION,
         )  # fmt: skip
     else:
-        dq_CK = tl.dot(qk_CC, start_k_CK, dq_CK, input_precision=PRECISION) * by_CK
-        da_CK = tl.dot(ak_CC, start_k_CK, da_CK, input_precision=PRECISION) * by_CK
-        dk_CK *= tl.exp2(end_K)[None, :]
+        dq_CK = tl.dot(qk_CC, start_k_CK, dq_CK * UNSHIFT, input_precision=PRECISION) * by_CK
+        da_CK = tl.dot(ak_CC, start_k_CK, da_CK * UNSHIFT, input_precision=PRECISION) * by_CK
+        dk_CK *= tl.exp2(end_K + SHIFT)[None, :]
         through_CK = dk_CK * writes_CK
         dk_CK = tl.dot(tl.trans(qk_CC), start_q_CK, dk_CK, input_precision=PRECISION)
         dk_CK = tl.dot(tl.trans(ak_CC), start_a_CK, dk_CK, input_precision=PRECISION) * writes_CK
