@@ -91,6 +91,23 @@ def test_16_bit_inputs_round_operands_only(implementation, gates) -> None:
         assert worst <= math.sqrt(ROUNDINGS) * UNIT, (jax.tree_util.keystr(path), worst)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("gates", ["heads", "channels"])
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_is_causal_and_deterministic(implementation, gates) -> None:
+    """Outputs keep their bits if a later decay of the chunk takes another path."""
+    arrays = draw(gates, 70, 20, 8, decay=0.9)
+    run = fast_jit(partial(op, implementation=implementation))
+    want = np.asarray(run(*arrays)[0])
+    np.testing.assert_array_equal(run(*arrays)[0], want)
+    for t in (20, 50, 66):
+        q, k, v, decay, *rest = arrays
+        changed = [x.at[:, t].add(3.0) for x in (q, k, v)]
+        got = run(*changed, decay.at[:, t].set(90.0), *rest)[0]
+        np.testing.assert_array_equal(got[:, :t], want[:, :t])
+        assert np.any(got[:, t] != want[:, t])
+
+
 @pytest.mark.parametrize("implementation", ["xla", pytest.param("triton", marks=pytest.mark.slow)])
 def test_documents_do_not_read_each_other(implementation) -> None:
     """The state is zero before the second document."""

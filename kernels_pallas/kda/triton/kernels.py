@@ -32,9 +32,7 @@ import triton.language as tl
 from kernels_pallas.linear_attention import interface
 from kernels_pallas.linear_attention.triton.keys_kernels import gradient, pairs
 from kernels_pallas.linear_attention.triton.weight_kernels import (
-    from_middle,
     from_start,
-    halvings_of,
     in_same_block,
     load_sums,
 )
@@ -170,9 +168,10 @@ def weights_kernel(
         q_CK *= by_CK
         store_tile(q_in_ptr, row, at_K, H * K, 1, T, K, q_CK * UNSHIFT)
         n_CC = tl.dot(q_CK.to(dtype), right_KC, n_CC, input_precision=PRECISION)
-        a_CK = -by_CK * k_CK
+        a_CK = -k_CK
         if CHANNELS:
             a_CK *= sigmoid(load_tile(beta_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32))
+        a_CK *= by_CK
         store_tile(a_in_ptr, row, at_K, H * K, 1, T, K, a_CK * UNSHIFT)
         a_CC = tl.dot(a_CK.to(dtype), right_KC, a_CC, input_precision=PRECISION)
     pairs_ptr += (b * T * H + h) * C
@@ -201,6 +200,7 @@ def weights_kernel(
         )
         store_tile(n_ptr, row, i, H * C, 1, T, C, n_CC * gate_C[None, :])
         a_CC = far_scores(k_ptr, k_ptr, beta_ptr, sums_ptr, start, T, H, K, KEYS, C, True, CHANNELS, BOUNDED, PRECISION)
+        a_CC = tl.where(i[:, None] > i[None, :], a_CC, 0.0)
         store_tile(pairs_ptr, row, i, H * C, 1, T, C, a_CC * gate_C[None, :])
 
 
@@ -210,9 +210,10 @@ def far_scores(
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr, ERASES: tl.constexpr,
     CHANNELS: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return x|k, or with ERASES a|k without its diagonal, for a chunk with sums below -NEAR.
+    """Return x|k, or with ERASES a|k, below and on the diagonal for a chunk with sums below -NEAR.
 
-    The paths of the readers' channels are as in linear_attention/triton/weight_kernels.py.
+    A reader's channels take the product of the near chunks, or where their sum is below -NEAR halved blocks as in
+    linear_attention/triton/weight_kernels.py. No result depends on later positions, bit for bit.
     """
     PART: tl.constexpr = K % KEYS != 0
     i = tl.arange(0, C)
@@ -224,26 +225,30 @@ def far_scores(
         x_CK = load_tile(x_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
         k_CK = load_tile(k_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
         g_CK = load_sums(sums_ptr, i[:, None], at_K[None, :], H * K, K, False)
-        if not ERASES:
-            own_C += tl.sum(x_CK * k_CK, 1)
-        else:
+        is_far_CK = g_CK < -NEAR
+        if ERASES:
             x_CK = -x_CK
             if CHANNELS:
                 x_CK *= sigmoid(load_tile(beta_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32))
-        right_KC = tl.trans((k_CK * from_start(g_CK, False, True)).to(dtype))
-        left_CK = (x_CK * from_start(g_CK, True, True)).to(dtype)
+        own_C += tl.sum(tl.where(is_far_CK, x_CK * k_CK, 0.0), 1)
+        g_CK += SHIFT
+        left_CK = (x_CK * tl.where(is_far_CK, 0.0, tl.exp2(g_CK))).to(dtype)
+        right_KC = tl.trans((k_CK * tl.exp2(tl.minimum(-g_CK, NEAR - SHIFT))).to(dtype))
         scores_CC = tl.dot(left_CK, right_KC, scores_CC, input_precision=PRECISION)
-        scores_CC = tl.where(i[:, None] > i[None, :], scores_CC, 0.0)  # other entries may be infinite
-        halvings = halvings_of(g_CK, C)
+        scores_CC = tl.where(i[:, None] >= i[None, :], scores_CC, 0.0)  # other entries may be infinite
+        halvings = tl.where(tl.min(tl.min(g_CK, 1), 0) >= SHIFT - NEAR, 0, 6 if C == 64 else 5 if C == 32 else 4)
         half = halvings * 0 + C // 2
         for _ in range(halvings):
-            reads_CK = from_middle(sums_ptr, g_CK, i[:, None], at_K[None, :], half, H * K, K, True)
-            writes_CK = from_middle(sums_ptr, g_CK, i[:, None], at_K[None, :], half, H * K, K, False)
+            middle = (i | (2 * half - 1)) - half
+            middle_CK = load_sums(sums_ptr, middle[:, None], at_K[None, :], H * K, K, False) + SHIFT
+            is_late_C1 = ((i & half) != 0)[:, None]
+            reads_CK = tl.exp2(tl.where(is_late_C1 & is_far_CK, g_CK - middle_CK, float("-inf")))
+            writes_CK = tl.exp2(tl.where(is_late_C1, float("-inf"), middle_CK - g_CK))
             right_KC = tl.trans((k_CK * writes_CK).to(dtype))
             far_CC = tl.dot((x_CK * reads_CK).to(dtype), right_KC, input_precision=PRECISION)
             scores_CC += tl.where(in_same_block(i[:, None], i[None, :], half), far_CC, 0.0)
             half = half >> 1
-    return tl.where(i[:, None] == i[None, :], own_C[:, None], scores_CC)
+    return scores_CC + tl.where(i[:, None] == i[None, :], own_C[:, None], 0.0)
 
 
 @triton.jit
