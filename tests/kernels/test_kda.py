@@ -86,9 +86,13 @@ def test_16_bit_inputs_round_operands_only(implementation, gates) -> None:
     want = with_gradients(reference.kda, arrays, wide=True)
     for name, x in zip(NAMES, arrays, strict=True):
         assert got[1][name].dtype == x.dtype
+    # Gradients of biases and rates are sums of decay gradients, which are running sums: their errors have one sign.
+    sums_HK = np.abs(want[1]["decay"]).sum(axis=(0, 1))
+    scales = {"bias": sums_HK.max(), "rate": sums_HK.sum(axis=-1).max()}
     for (path, g), w in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
-        worst = np.abs(g.astype(np.float64) - w).max() / np.abs(w).max()
-        assert worst <= math.sqrt(ROUNDINGS) * UNIT, (jax.tree_util.keystr(path), worst)
+        name = jax.tree_util.keystr(path)
+        scale = max([np.abs(w).max(), *(x for part, x in scales.items() if part in name)])
+        assert np.abs(g.astype(np.float64) - w).max() <= math.sqrt(ROUNDINGS) * UNIT * scale, name
 
 
 @pytest.mark.slow
@@ -130,13 +134,12 @@ def test_under_vmap_equals_a_loop(implementation, gates) -> None:
     arrays = draw(gates, 37, 8, 8, decay=0.3)
     each = [arrays, [0.5 * x for x in arrays]]
 
-    @fast_jit
     def gradients(*arrays):
         out, pull = jax.vjp(partial(op, implementation=implementation), *arrays)
         return out, pull(jax.tree.map(jnp.ones_like, out))
 
     got = fast_jit(jax.vmap(gradients))(*(jnp.stack(x) for x in zip(*each, strict=True)))
-    assert_trees_close(got, jax.tree.map(lambda *x: np.stack(x), *(gradients(*x) for x in each)))
+    assert_trees_close(got, jax.tree.map(lambda *x: np.stack(x), *(fast_jit(gradients)(*x) for x in each)))
 
 
 @pytest.mark.parametrize("implementation", ["triton"])

@@ -115,6 +115,8 @@ def log_decays(
     log_w_CK = tl.maximum(log_w_CK, LOWEST, propagate_nan=tl.PropagateNan.ALL)
     if BOUNDED:
         log_w_CK = tl.where((row < T)[:, None], log_w_CK, 0.0)
+    if K % KEYS != 0:
+        log_w_CK = tl.where((at_K < K)[None, :], log_w_CK, 0.0)
     return log_w_CK
 
 
