@@ -21,6 +21,7 @@ from tests import support
 kernel = pytest.importorskip("kernels_pallas.delta_rule.mosaic_gpu.kernel", reason="this jax has no Pallas Mosaic GPU")
 
 reverse = pytest.importorskip("kernels_pallas.delta_rule.mosaic_gpu.reverse")
+gradients = pytest.importorskip("kernels_pallas.delta_rule.mosaic_gpu.gradients")
 
 refusal = mosaic_gpu.refusal("cpu")
 interpreted = pytest.mark.skipif(
@@ -168,6 +169,25 @@ def test_reverse_lowers_for_cuda(K, V) -> None:
     state = jax.ShapeDtypeStruct((B, H, K, V), jnp.float32)
     traced = jax.jit(reverse.pass_back_over_time).trace(keys, keys, pairs, pairs, row, row, values, state)
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("custom_call @mosaic_gpu") == 1
+
+
+@pytest.mark.skipif(jax.__version_info__ < backend_of_mosaic.JAX, reason="this jax is too old")
+def test_layers_share_kernels() -> None:
+    """Otherwise twelve layers compile for minutes."""
+    B, T, H, K, V = 1, 128, 1, 64, 64
+    shape = partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    row, state = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((B, T // C, H, C), (B, H, K, V)))
+    x, states = shape((B, T, H, C)), shape((B, T // C, H, K, V))
+
+    def layers(x, row, state, states):
+        for _ in range(3):
+            o, *_ = kernel.pass_over_time(x, x, x, x, x, row, row, state, keep=True)
+            _, dy, _ = reverse.pass_back_over_time(o, x, x, x, row, row, x, state)
+            _, x, *_ = gradients.gradients(o, x, x, x, row, row, states, x, dy, states)
+        return x
+
+    text = jax.jit(layers).trace(x, row, state, states).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @mosaic_gpu") == 3
 
 
 @pytest.mark.parametrize(("K", "V"), [(128, 128), (96, 192), (64, 64), (128, 256)])

@@ -97,9 +97,13 @@ def test_lowers_for_cuda(selection, chunk_size, kernels) -> None:
 
     It raises here if it cannot lower one. exact has one kernel for bounded scores and one for others.
     """
-    run = partial(getattr(pallas, selection), chunk_size=chunk_size, scale=0.1, interpret=False)
+    select = partial(getattr(pallas, selection), chunk_size=chunk_size, scale=0.1, interpret=False)
     q, k = (jax.ShapeDtypeStruct((1, 1001, heads, 64), jnp.bfloat16) for heads in (4, 2))
-    text = jax.jit(run).trace(q, k).lower(lowering_platforms=("cuda",)).as_text()
+
+    def layers(q, k):
+        return select(q, k), select(2 * q, k)  # share kernels
+
+    text = jax.jit(layers).trace(q, k).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("custom_call @mosaic_gpu") == kernels
 
 

@@ -392,6 +392,7 @@ def _keys_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes) 
         plgpu.copy_smem_to_gmem(smem, target.at[b, rows, h])
 
 
+@partial(jax.jit, static_argnames=("programs", "interpret"))  # layers share it, as in kernel.py
 def gradients(
     q: Array,
     k: Array,

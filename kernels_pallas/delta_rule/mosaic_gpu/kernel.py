@@ -333,6 +333,7 @@ def pass_over_time(
     return o[:, :T], last, *kept
 
 
+@partial(jax.jit, static_argnums=(0, 1))  # layers of equal sizes share a compiled kernel
 def call(n: Sizes, chunk: Callable, q, k, v, x, m, vectors: Array, start_BHKV: Array) -> tuple[Array, ...]:
     """Run the kernel with `chunk`; return o, last [B, H, K, V], and with `keep` states and W (not in reverse).
 

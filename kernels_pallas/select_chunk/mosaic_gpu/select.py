@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -57,6 +58,11 @@ def select(
     return fold_vmap(f, "b t (g r) k, b t g k -> b t (g r)", **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK)
 
 
+# Layers of equal sizes share compiled kernels. Otherwise each layer's are compiled again, for seconds.
+_shared = partial(jax.jit, static_argnames=("chunk_size", "scale", "tile", "interpret"))
+
+
+@_shared
 def exact(
     q_BTHK: Array,
     k_BTGK: Array,
@@ -77,6 +83,7 @@ def exact(
     return jnp.swapaxes(sel_BHT[:, :, : q_BTHK.shape[1]], 1, 2)
 
 
+@_shared
 def best_key(
     q_BTHK: Array,
     k_BTGK: Array,
