@@ -37,21 +37,22 @@ BENCHMARKS = RESULTS.parents[1] / "benchmarks" / "results"
 SHORT, LONG = 2_048, 102_400
 # Recorded training steps -> footnote marks in the table. A mixer's speed comes from the first file that has it.
 SPEEDS = {
-    "train_step_fused": "¹",
+    "train_step_backward": "¹",
+    "train_step_fused": "²",
     "train_step": "",
-    "train_step_kernels": "²",
-    "train_step_blocks": "³",
-    "train_step_blocks_rest": "⁴",
-    "train_step_ttt": "⁵",
-    "train_step_rest": "⁶",
-    "train_step_before": "⁷",
+    "train_step_kernels": "³",
+    "train_step_blocks": "⁴",
+    "train_step_blocks_rest": "⁵",
+    "train_step_ttt": "⁶",
+    "train_step_rest": "⁷",
+    "train_step_before": "⁸",
 }
 # Mixers with current kernels that were only measured on another GPU; then older kernels, whose mixers are in the files
 # above.
 SPEEDS |= {
-    "train_step_h100_fox": "⁸",
-    "train_step_h100_rest": "⁹",
-    "train_step_older": "¹⁰",
+    "train_step_h100_fox": "⁹",
+    "train_step_h100_rest": "¹⁰",
+    "train_step_older": "¹¹",
     "train_step_kernels_before": "",
     "train_step_unrolled": "",
 }

@@ -43,6 +43,7 @@ WORDS = {3: "three", 8: "eight", 9: "nine"}
 TIMED = {PUBLISHED: "Transformer++"}
 # Speed record -> day: date of the measured commit, or of the file if it names no commit.
 DAYS = {
+    "train_step_backward": "2026-11-29",
     "train_step_fused": "2026-11-29",
     "train_step": "2026-11-25",
     "train_step_kernels": "2026-11-29",
