@@ -1,7 +1,7 @@
 """The `pallas` backend of the delta rule: Hopper.
 
-The passes over time, forward and back, are Pallas Mosaic GPU kernels (kernel.py, reverse.py). The inverses, the scores
-and the other gradients are Triton kernels.
+The passes over time, forward and back, and the input gradients are Pallas Mosaic GPU kernels (kernel.py, reverse.py,
+gradients.py). The inverses and the scores are Triton kernels.
 """
 
 import jax
