@@ -14,7 +14,8 @@ def refusal(platform: str) -> str | None:
 
     The kernels use `wgmma`.
     """
-    if jax.config.jax_enable_x64:  # Pallas mixes int32 and int64 indices then
+    options: Any = jax.config  # type checkers do not know the options
+    if options.jax_enable_x64:  # Pallas mixes int32 and int64 indices then
         return "Pallas Mosaic GPU kernels need jax_enable_x64 to be off"
     if platform not in ("cpu", "gpu", "cuda"):
         return f"Pallas Mosaic GPU kernels need an NVIDIA GPU, this is a {platform}"
