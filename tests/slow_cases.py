@@ -2,7 +2,7 @@
 
     pytest -m "not slow and not gpu" --durations=0 | python -m tests.slow_cases
 
-adds to slow_cases.txt every case of a parametrized test that took over half a second, except for the quickest case of
+adds to slow_cases.txt every case of a parametrized test that took over 0.4 s, except for the quickest case of
 each test and for tests of every mixer. Lines can be added (a test of over two seconds beside quick ones of the same
 code) and removed by hand.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 FILE = Path(__file__).parent / "slow_cases.txt"
-LONG = 0.5  # seconds on an idle machine
+LONG = 0.4  # seconds on an idle machine
 ALWAYS = ("tests/mixers/", "tests/models/test_against_numpy.py")  # every mixer: causality, decoding, goldens, equations
 CALL = re.compile(r"\s*(?P<seconds>[\d.]+)s call +(?P<case>.*\S)")
 

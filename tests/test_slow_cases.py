@@ -13,7 +13,7 @@ REPORT = """\
 9.00s setup    tests/ops/test_x.py::test_long[b]
 4.00s call     tests/ops/test_x.py::test_single
 4.00s call     tests/ops/test_x.py::test_short[a-['b', 1]]
-0.50s call     tests/ops/test_x.py::test_short[b]
+0.30s call     tests/ops/test_x.py::test_short[b]
 4.00s call     tests/mixers/test_x.py::test_mixer[a]
 5.00s call     tests/mixers/test_x.py::test_mixer[b]
 """
