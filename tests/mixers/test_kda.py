@@ -118,7 +118,9 @@ def test_strong_and_weak_decays_in_one_head():
         return jax.jit(jax.value_and_grad(loss, has_aux=True))(params, x_BTD)
 
     (_, got), gradients = run(lambda mixer, x_BTD: mixer(x_BTD))
-    settings = types.SimpleNamespace(heads=HEADS, lower_bound=None, channel_gates=False, gate=True, norm_eps=1e-6)
+    settings = types.SimpleNamespace(
+        heads=HEADS, lower_bound=None, channel_gates=False, gate=True, gate_rank=None, norm_eps=1e-6
+    )
     want = oracle.kda(settings, oracle.as_float64(params), np.asarray(x_BTD[0], np.float64))
     np.testing.assert_allclose(got[0], want, rtol=0, atol=1e-4 * np.abs(want).max())
     (_, same), wanted = run(recurrent)
