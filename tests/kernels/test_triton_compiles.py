@@ -25,7 +25,6 @@ SPILLED_IN = {"linear-attention-low-rank": 230, "linear-attention-any-decay": 11
 SPILLED |= {"inside_bwd_kernel": 220, "reads_bwd_kernel": 120}  # log_linear, on an A100 and a Hopper GPU
 SPILLED_IN |= {"kda": 1900, "kda-channels": 1900}  # keys_kernel, most of it where decays are below e^-101
 SPILLED_IN |= {"path-walk": 180, "path-walk-gates": 200}  # dq_kernel on an A100
-SPILLED_IN |= {"path-attention": 1150, "path-attention-gates": 1150}  # matrices_kernel on an A100
 
 
 def reports(*arguments: str, module: str = "compile_triton") -> list[dict]:
