@@ -131,4 +131,4 @@ class KDA(DeltaMixer):
         return kda(*operands, initial_state=s_BHKV, **self._decay, **segments, **options)
 
     def _recurrent_step(self, operands: Any, s_BHKV: Array) -> tuple[Array, Array]:
-        return kda_step(*[*operands, s_BHKV], **self._decay)
+        return kda_step(*operands, s_BHKV=s_BHKV, **self._decay)

@@ -8,10 +8,9 @@ flash-linear-attention, `fla/layers/precond_kda.py`. At 768 x 12: 12 heads of 64
 112.4M parameters, tied. All other parts are KDA's.
 """
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 
+import kernels_pallas
 from seqjax.mixers._precond import Preconditioner, PrecondMixer
 from seqjax.mixers.kda import KDA
 from seqjax.nn.layers import project_float32
@@ -56,9 +55,6 @@ class PrecondKDA(PrecondMixer, KDA):
 
     def _log_decay(self, x_BTD: Array) -> Array:
         """Return the log decay, float32 [B, T, H, K]."""
-        step_BTE = project_float32(self.decay_out, self.decay_in(x_BTD)) + self.step_bias_E[...]
+        step_BTE = project_float32(self.decay_out, self.decay_in(x_BTD))
         step_BTHK = step_BTE.reshape(*step_BTE.shape[:-1], self.heads, -1)
-        rate_H1 = jnp.exp(self.log_rate_H[...])[:, None]
-        if self.lower_bound is None:
-            return -rate_H1 * jax.nn.softplus(step_BTHK)
-        return self.lower_bound * jax.nn.sigmoid(rate_H1 * step_BTHK)
+        return kernels_pallas.kda_log_decay(step_BTHK, **self._decay)

@@ -32,13 +32,19 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas import device, mosaic_gpu
-from kernels_pallas.delta_rule.mosaic_gpu.kernel import ROWS, SHARED, added_to, start_product, wait_for, with_zeros
+from kernels_pallas.delta_rule.mosaic_gpu.kernel import (
+    ROWS,
+    SHARED,
+    added_to,
+    load,
+    start_product,
+    wait_for,
+    with_zeros,
+)
 
 MULTIPROCESSORS = 132  # of an H100 SXM and an H200, if there is no GPU to ask; a program fills one
 REGISTERS = {"compute": 232, "copy": 40}  # of a thread; at launch 168, and the sum over three warpgroups is the same
 REDUCTION = 2048  # bytes that Pallas reserves for sums across warps
-
-_load: Any = plgpu.load  # type checkers may see an older signature
 
 
 class Sizes(NamedTuple):
@@ -245,12 +251,12 @@ def _row(x_C: Array, shape: tuple[int, ...]) -> Array:
 
 def _rows_of(ref: Any) -> Array:
     """Load a vector with an entry per row of a matrix."""
-    return _load(ref, layout=plgpu.Layout.WGMMA.reduce(1))
+    return load(ref, layout=plgpu.Layout.WGMMA.reduce(1))
 
 
 def _wide(ref: Any) -> Array:
     """Load a matrix in float32."""
-    return _load(ref, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+    return load(ref, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
 
 
 def _pairs_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes) -> None:
@@ -287,7 +293,7 @@ def _pairs_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes)
     z_CC, m_CC, dbeta_C, overlap_R = with_zeros(across_values, pairs, pairs, n=n)
     slot = _slot(item, n.blocks - 1, n)
     beta_C, g_row_C = (_rows_of(r.vectors.at[slot, i]) for i in range(2))
-    g_column_C = _load(r.vectors.at[slot, 1], layout=plgpu.Layout.WGMMA.reduce(0))
+    g_column_C = load(r.vectors.at[slot, 1], layout=plgpu.Layout.WGMMA.reduce(0))
     overlap_R *= jnp.exp(lax.broadcast(r.vectors[slot, 1, n.C - 1], (ROWS,)))
     plgpu.barrier_arrive(r.free.at[slot])
     later, earlier = (plgpu.broadcasted_iota(jnp.int32, pairs, i, layout=plgpu.Layout.WGMMA) for i in range(2))
@@ -379,9 +385,9 @@ def _keys_of(item: Array, at: tuple[Array, Array, Array], *, r: Refs, n: Sizes) 
 
     def within_chunk(q_acc: Any, k_acc: Any) -> None:
         for source, q_or_k, acc in ((r.z_smem, k_smem, q_acc), (r.m_smem, k_smem, k_acc)):
-            start_product(acc, _load(source, layout=plgpu.Layout.WGMMA), q_or_k)
+            start_product(acc, load(source, layout=plgpu.Layout.WGMMA), q_or_k)
         for source, q_or_k in ((r.z_smem, q_smem), (r.m_smem, k_smem)):
-            start_product(k_acc, _load(mosaic_gpu.transposed(source), layout=plgpu.Layout.WGMMA), q_or_k)
+            start_product(k_acc, load(mosaic_gpu.transposed(source), layout=plgpu.Layout.WGMMA), q_or_k)
 
     dq_CK, dk_CK = added_to(within_chunk, dq_CK, dk_CK, n=n)
     plgpu.barrier_arrive(r.pairs_free)

@@ -2,7 +2,7 @@
 
     kernel    one program per batch entry, head and     writes
     weights   chunk                                     q~, a~, k^, the sums of whole chunks, a|k and N = q|k
-    keys      chunk                                     the gradients of everything but v
+    keys      chunk                                     all gradients except dv
 
     operand          shape                    dtype   meaning
     q, k             [B, T, H, K]             input
@@ -31,11 +31,7 @@ import triton.language as tl
 
 from kernels_pallas.linear_attention import interface
 from kernels_pallas.linear_attention.triton.keys_kernels import gradient, pairs
-from kernels_pallas.linear_attention.triton.weight_kernels import (
-    from_start,
-    in_same_block,
-    load_sums,
-)
+from kernels_pallas.linear_attention.triton.weight_kernels import from_start, in_same_block, load_sums
 from kernels_pallas.short_conv.triton.kernels import sigmoid
 from kernels_pallas.triton.tile_io import LN2, LOG2_E, load_tile, place_of, store_tile
 

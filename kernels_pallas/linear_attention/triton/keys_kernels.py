@@ -29,7 +29,7 @@ from kernels_pallas.linear_attention.triton.weight_kernels import (
 )
 from kernels_pallas.triton.tile_io import LOG2_E, load_tile, place_of, store_tile
 
-# Differences of g above this are those of FLOOR, up to the rounding of sums to -5,540.
+# A larger drop of g is a log decay at FLOOR, whose gradient is 0. The 0.01 covers the rounding of sums down to -5,540.
 LOWEST = tl.constexpr(-interface.FLOOR * LOG2_E.value - 0.01)
 
 
