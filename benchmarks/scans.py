@@ -10,6 +10,7 @@
     delta_rule, gated_delta_rule       8 heads of 96 x 96; 6 heads of 96 x 192
     wkv6, wkv7                         RWKV-6 and RWKV-7: 12 heads of 64 x 64
     gla, kda                           4 heads of 96 x 192; 6 heads of 128 x 128
+    kda_gates                          KDA with its decays and gates: 6 heads of 128 x 128
     short_conv                         convolution of Mamba-1 and Mamba-2: 1,536 channels
     short_conv_norm, short_conv_v      Gated DeltaNet: q or k with norm, 6 heads of 96; v, 1,152 channels
     token_shift6, token_shift_moved    RWKV-7: 768 channels, 6 branches; RWKV-6: 5 branches, shares per token
@@ -20,9 +21,10 @@
 
 Each case is one layer, with 16-bit inputs where the mixer has them. Times are medians in ms for forward and for forward
 with backward, all in one run. "difference" compares results and gradients with xla in float32 at full precision:
-largest absolute difference / largest absolute entry. With a torch with CUDA, the kernels of flash-linear-attention
-(`fla`) and FlashQLA (`flash_qla`, with --dim=128) are timed too, if installed, also without host pauses; their
-difference covers results only. `--dim` uses 768 / dim heads of that dimension and omits xla's times. `--batch=1
+largest absolute difference / largest absolute entry. On a GPU, a profile adds the time in kernels, without gaps
+between them, and "by_kernel" in the report has each kernel. With a torch with CUDA, the kernels of
+flash-linear-attention (`fla`) and FlashQLA (`flash_qla`, with --dim=128) are timed too, if installed; their difference
+covers results only. `--dim` uses 768 / dim heads of that dimension and omits xla's times. `--batch=1
 --seq_len=102400` is one long sequence. Triton cuts its time axis into segments; use it with `--cases`. Results go to
 benchmarks/results/scans.json; a quick or partial run writes to runs/benchmarks/.
 """
@@ -37,7 +39,7 @@ FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequenc
 options.parse_early(FLAGS, __name__)
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,11 +49,14 @@ import jax.numpy as jnp
 from benchmarks.harness import report, torch_fla
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import measure
+from benchmarks.harness.trace import kernel_ms
 from kernels_pallas import (
+    BackendError,
     LowRank,
     ValueMix,
     delta_rule,
     head_norm,
+    kda,
     linear_attention,
     log_linear,
     residual_norm,
@@ -76,8 +81,10 @@ NORMS = {
     "norm_rwkv7": (12, 64),
     "norm_residual": (1, 768),
 }
+GATES = "kda_gates"
 SELECTIVE = ("selective_scan", "selective_scan_softplus")
-RECURRENCES = ("ssd", "log_linear", *SELECTIVE, "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS)
+RECURRENCES = ("ssd", "log_linear", *SELECTIVE, "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS, GATES)
+IN_MOSAIC = ("delta_rule", "gated_delta_rule")  # have Pallas kernels for Hopper
 BEFORE = "wkv7_operands"
 CASES = (*RECURRENCES, *CONVOLUTIONS, *SHIFTS, BEFORE, *NORMS, "path")
 TABLE = report.Table(
@@ -142,6 +149,13 @@ def operands(case: str, B: int, T: int, *, small: bool, dim: int = 0) -> tuple[j
         data = [half(i, B, T, H, K) for i in range(4)]
         maps = [(half(4, B, T, n), normal(5, n, H * K, scale=n**-0.5), normal(6, H * K)) for n in ranks]
         return (*data, *(x for map_ in maps for x in map_), *(1 + normal(7, 3, H * K, scale=0.1)))
+    if case == GATES:
+        H, K = (2, 8) if small else (6, 128)
+        H, K = (768 // dim, dim) if dim else (H, K)
+        v, decay, k = half(2, B, T, H, K), half(3, B, T, H, K), normal(0, B, T, H, K)
+        k = (k / jnp.linalg.norm(k, axis=-1, keepdims=True)).astype(v.dtype)
+        gates = decay, jax.nn.sigmoid(normal(4, B, T, H)), normal(5, B, H, K, K)
+        return half(1, B, T, H, K, scale=1 / K), k, v, *gates, jnp.exp(normal(6, H)), normal(7, H, K) - 3
     if case in CHANNEL_DECAYS:
         H, K, V = (2, 8, 8) if small else CHANNEL_DECAYS[case]
         H, K, V = (768 // dim, dim, dim) if dim else (H, K, V)
@@ -221,6 +235,9 @@ def function(case: str, implementation: str) -> Callable:
             return wkv7_operands(r, k, v, decay=decay, eta=eta, **vectors, mix=mix, implementation=implementation)
 
         return before
+    if case == GATES:
+        run = partial(kda, chunk_size=64, implementation=implementation)
+        return lambda *inputs: run(*inputs[:6], rate_H=inputs[6], bias_HK=inputs[7])
     if case in CHANNEL_DECAYS:
         attend = partial(linear_attention, chunk_size=64, implementation=implementation)
         if case in ("wkv6", "gla"):
@@ -232,6 +249,18 @@ def function(case: str, implementation: str) -> Callable:
     return partial(state_scan, precision=jax.lax.Precision.DEFAULT, implementation=implementation)
 
 
+def implementations(case: str, inputs: Sequence[jax.Array], dim: int) -> list[str]:
+    """Return the implementations to time here: on a GPU all kernels, and xla without a dim."""
+    if jax.default_backend() != "gpu":
+        return ["xla"]
+    names = ["pallas"] if case in IN_MOSAIC else []
+    try:
+        jax.eval_shape(function(case, "pallas"), *inputs) if names else None
+    except BackendError:  # a GPU other than Hopper
+        names = []
+    return [*names, "triton", *([] if dim else ["xla"])]
+
+
 def difference(got: Any, want: Any) -> float:
     """Return the largest difference over all leaves / the largest entry."""
 
@@ -239,6 +268,16 @@ def difference(got: Any, want: Any) -> float:
         return float(jnp.abs(a.astype(jnp.float32) - b).max() / jnp.abs(b).max())
 
     return max(of(a, b) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+
+
+def in_kernels(f: Callable, both: Callable, inputs: Sequence[jax.Array], cotangent: Any) -> dict[str, Any]:
+    """Return the profiled kernel times in ms, in total and by kernel: forward, and forward with backward."""
+    forward, training = kernel_ms(lambda: f(*inputs)), kernel_ms(lambda: both(cotangent, *inputs))
+    return {
+        "device_forward_ms": sum(forward.values()),
+        "device_training_ms": sum(training.values()),
+        "by_kernel": {"forward": forward, "training": training},
+    }
 
 
 def run(case: str, B: int, T: int, *, small: bool, dim: int, repeats: int, call_s: float) -> dict[str, dict[str, Any]]:
@@ -258,7 +297,7 @@ def run(case: str, B: int, T: int, *, small: bool, dim: int, repeats: int, call_
     with jax.default_matmul_precision("highest"):
         want = both(function(case, "xla"))(jax.tree.map(lambda t: t.astype(jnp.float32), cotangent), *wide)
     rows: dict[str, dict[str, Any]] = {}
-    for name in ("xla",) if jax.default_backend() != "gpu" else ("triton",) if dim else ("triton", "xla"):
+    for name in implementations(case, inputs, dim):
         f = function(case, name)
         forward = measure(f, inputs, repeats=repeats, seconds=call_s)
         training = measure(both(f), (cotangent, *inputs), repeats=repeats, seconds=call_s)
@@ -268,6 +307,8 @@ def run(case: str, B: int, T: int, *, small: bool, dim: int, repeats: int, call_
             "compiled_bytes": training["compiled_bytes"],
             "difference": difference(both(f)(cotangent, *inputs), want),
         }
+        if jax.default_backend() == "gpu":
+            rows[name] |= in_kernels(jax.jit(f), both(f), inputs, cotangent)
     for package in torch_fla.available(case, dim):
         row = torch_fla.measure(package, case, inputs, cotangent, repeats=repeats, seconds=call_s)
         rows[package] = row | {"difference": difference(row.pop("out"), want[0])}

@@ -32,8 +32,7 @@ import collections
 import re
 import tempfile
 import time
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -42,10 +41,10 @@ from benchmarks.harness import report
 from benchmarks.harness.configs import chosen, configured
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import seconds_per_call
+from benchmarks.harness.trace import Kernel, kernels
 from seqjax.command_line import run_command
 
 PARTS = ("mixer", "mlp", "loss", "optimizer")
-COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # Long tuples have a comment at every fifth element: (f32[8]{0}, ..., /*index=5*/f32[8]{0}).
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(?[\w\[\],{}: /*=]*?[\])}]\)?) ([\w\-]+)\(")
 OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -79,41 +78,6 @@ def part(op_name: str) -> str:
 def tail(op_name: str) -> str:
     """Return an operation's path without the surrounding control flow."""
     return "/".join([p for p in op_name.split("/") if p and not NOISE.fullmatch(p)][-3:])
-
-
-class Kernel(NamedTuple):
-    """An executed kernel: device, program instruction, time in nanoseconds, and symbol name."""
-
-    device: str
-    name: str
-    start: float
-    end: float
-    symbol: str = ""
-
-    @property
-    def is_collective(self) -> bool:
-        """Whether the kernel exchanges data between devices."""
-        return self.name.startswith(COLLECTIVES)
-
-
-def kernels(directory: str) -> list[Kernel]:
-    """Return all kernels in the trace in `directory`."""
-    path = next(Path(directory).glob("**/*.xplane.pb"))
-    ran = []
-    for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
-        # GPU traces list kernels by stream; CPU traces have host threads instead
-        on_device = plane.name.startswith("/device:")
-        if not on_device and not (jax.default_backend() == "cpu" and "CPU" in plane.name):
-            continue
-        for row in plane.lines:
-            if on_device and not row.name.startswith("Stream"):
-                continue
-            for event in row.events:
-                name = dict(event.stats).get("hlo_op")
-                if name is not None and event.duration_ns > 0 and not str(name).startswith(("while", "call")):
-                    end = event.start_ns + event.duration_ns
-                    ran.append(Kernel(plane.name, str(name), event.start_ns, end, event.name))
-    return ran
 
 
 def covered_ms(ran: list[Kernel]) -> float:

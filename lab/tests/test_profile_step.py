@@ -2,7 +2,8 @@
 
 import pytest
 
-from lab.benchmarks.profile_step import Kernel, covered_ms, instructions, part
+from benchmarks.harness.trace import Kernel
+from lab.benchmarks.profile_step import covered_ms, instructions, part
 
 MS = 1e6
 

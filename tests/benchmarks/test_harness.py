@@ -10,7 +10,7 @@ import jax
 import pytest
 from matplotlib.collections import LineCollection
 
-from benchmarks.harness import configs, options, plot, report, timing
+from benchmarks.harness import configs, options, plot, report, timing, trace
 from benchmarks.harness.machine import machine
 from seqjax import presets
 from seqjax.errors import UserError
@@ -138,3 +138,12 @@ def test_bars_show_values_and_whiskers(tmp_path, monkeypatch) -> None:
     plot.bars(tmp_path / "x.png", [plot.Bar("fast", 513.53)], title="Speed", axis="k")
     assert not figures[1].axes[0].collections and figures[1].axes[0].get_xlabel() == "k"
     assert axes.yaxis_inverted()
+
+
+def test_kernel_times_are_per_call_and_by_name(monkeypatch):
+    """Two calls of two layers with the same kernel, and one with another."""
+    ms = 1e6
+    ran = [trace.Kernel("gpu", f"fusion.{i}", 0, ms, f"solve_{i}") for i in range(4)]
+    ran.append(trace.Kernel("gpu", "custom-call", 0, 8 * ms, "keys"))
+    monkeypatch.setattr(trace, "kernels", lambda directory: ran)
+    assert trace.kernel_ms(lambda: jax.numpy.zeros(1), calls=2) == {"keys": 4, "solve": 2}
