@@ -1,7 +1,8 @@
 """Load and store tiles of `[..., rows, heads, dim]` arrays: device functions.
 
 A tile of rows is [rows, DP]: the dim D is padded to DP, a power of two and at least 16, as the matrix units require.
-Padding is read as zero and not written. `load_tile` and `store_tile` take any two axes, in either order. Offsets within
+Padding is read as zero and not written. `load_tile` and `store_tile` take any two axes, in either order;
+`load_transposed` and `store_transposed` are faster for rows of a matrix that become columns of a tile. Offsets within
 a batch entry are int32; the entry's base offset is int64.
 """
 
@@ -75,6 +76,36 @@ def store_tile(ptr, r, c, stride_r: tl.constexpr, stride_c: tl.constexpr, n_r: t
     """Write a tile at the positions that `load_tile` reads."""
     ptrs = ptr + r[:, None] * stride_r + c[None, :] * stride_c
     tl.store(ptrs, x.to(ptr.dtype.element_ty), mask=(r < n_r)[:, None] & (c < n_c)[None, :])
+
+
+@triton.jit
+def transposed_tile(r, c, stride_c: tl.constexpr, n_r, n_c, R: tl.constexpr, N: tl.constexpr):
+    """Return offsets and mask of a transposed tile: entries r to r + R of the rows c to c + N of a matrix.
+
+    Their shape is [16, R / 16, N / 16, 16]: row within 16, entry by 16, row by 16, entry within 16. Triton then gives
+    each of four warps 16 of 64 entries, as wgmma does, and tiles move between its layout and memory without a barrier.
+    """
+    at_r = r + 16 * tl.arange(0, R // 16)[None, :, None, None] + tl.arange(0, 16)[None, None, None, :]
+    at_c = c + tl.arange(0, 16)[:, None, None, None] + 16 * tl.arange(0, N // 16)[None, None, :, None]
+    return at_c * stride_c + at_r, (at_r < n_r) & (at_c < n_c)
+
+
+@triton.jit
+def load_transposed(ptr, r, c, stride_c: tl.constexpr, n_r, n_c, R: tl.constexpr, N: tl.constexpr):
+    """Return entries r to r + R of the rows c to c + N of a matrix as [R, N].
+
+    Entries from n_r and rows from n_c on are zeros.
+    """
+    at, mask = transposed_tile(r, c, stride_c, n_r, n_c, R, N)
+    return tl.reshape(tl.permute(tl.load(ptr + at, mask=mask, other=0.0), [1, 3, 2, 0]), [R, N])
+
+
+@triton.jit
+def store_transposed(ptr, r, c, stride_c: tl.constexpr, n_r, n_c, x_RN, R: tl.constexpr, N: tl.constexpr):
+    """Write [R, N] at the positions that `load_transposed` reads."""
+    at, mask = transposed_tile(r, c, stride_c, n_r, n_c, R, N)
+    x = tl.reshape(x_RN.to(ptr.dtype.element_ty), [R // 16, 16, N // 16, 16])
+    tl.store(ptr + at, tl.permute(x, [3, 0, 2, 1]), mask=mask)
 
 
 @triton.jit
