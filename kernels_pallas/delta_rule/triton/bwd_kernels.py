@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from kernels_pallas.delta_rule.triton.fwd_kernels import decays
-from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_rows, store_tile
+from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_rows, store_tile, store_transposed
 
 
 @triton.jit
@@ -35,8 +35,8 @@ def dstate_kernel(
 ):  # fmt: skip
     """Pass BLOCK columns of the state gradient L back through SEGMENT chunks.
 
-    L <- e^{g_C} L + Q^T (e^g dO) - K^T (e^g beta dY), and dY = M^T dO + (X * G)^T (e^{g_C - g} K L). M^T and (X * G)^T
-    are loaded transposed. ENDS as in `state_kernel`: only `dinitial` is written.
+    L^T <- e^{g_C} L^T + (e^g dO)^T Q - (e^g beta dY)^T K, and dY^T = dO^T M + (e^{g_C - g} K L)^T (X * G). Transposed
+    tiles, the places of loads and ENDS as in `state_kernel`; with ENDS only `dinitial` is written.
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
     n_segments: tl.constexpr = (n_chunks + SEGMENT - 1) // SEGMENT
@@ -52,38 +52,38 @@ def dstate_kernel(
     dtype = k_ptr.dtype.element_ty
     state = bs.to(tl.int64) * H + h
     if ENDS:
-        ds_KV = tl.where(at_V[None, :] - V == at_K[:, None], 1.0, 0.0)
+        ds_VK = tl.where(at_V[:, None] - V == at_K[None, :], 1.0, 0.0)
     else:
-        ds_KV = load_tile(dlast_ptr + state * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
+        ds_VK = load_tile(dlast_ptr + state * (K * V), at_V, at_K, 1, V, V, K, PART, K != KP)
     for step in tl.range(0, n_steps, num_stages=STAGES):
         chunk = first + n_steps - 1 - step
-        head, row = (b * n_chunks + chunk) * H + h, chunk * C + i
-        q_CK = load_rows(q_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
-        k_CK = load_rows(k_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
-        do_CV = load_tile(do_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
-        xt_CC = load_tile(x_ptr + b * T * H * C + h * C, i, row, 1, H * C, C, T, False, BOUNDED)
-        mt_CC = load_tile(m_ptr + b * T * H * C + h * C, i, row, 1, H * C, C, T, False, BOUNDED)
-        beta_C = tl.load(beta_ptr + head * C + i)
-        ds_low_KV = ds_KV.to(dtype)
+        head, start = (b * n_chunks + chunk) * H + h, chunk * C
+        token = (b * T + start) * H + h
+        ds_low_VK = ds_VK.to(dtype)
         if not ENDS:
-            store_tile(dstates_ptr + head * (K * V), at_K, at_V, V, 1, K, V, ds_low_KV)
-        dw_CV = tl.dot(k_CK, ds_low_KV, input_precision=PRECISION)
+            store_transposed(dstates_ptr + head * (K * V), block * BLOCK, 0, V, V, K, ds_low_VK, BLOCK, KP)
+        k_CK = load_rows(k_ptr + token * K, i, H * K, T - start, K, KP, BOUNDED)
+        dw_VC = tl.dot(ds_low_VK, tl.trans(k_CK), input_precision=PRECISION)
         if HAS_GATE:
             g_C, end = tl.load(g_ptr + head * C + i), tl.load(g_ptr + head * C + C - 1)
-            dw_CV *= tl.exp(end - g_C)[:, None]
-            ds_KV *= tl.exp(end)
-        dy_CV = tl.dot(mt_CC, do_CV, input_precision=PRECISION)
-        dy_CV = tl.dot(xt_CC, dw_CV.to(dtype), dy_CV, input_precision=PRECISION)
+            dw_VC *= tl.exp(end - g_C)[None, :]
+            ds_VK *= tl.exp(end)
+        m_CC = load_rows(m_ptr + token * C, i, H * C, T - start, C, C, BOUNDED)
+        do_VC = load_tile(do_ptr + token * V, at_V, i, 1, H * V, V, T - start, PART, BOUNDED)
+        dy_VC = tl.dot(do_VC, m_CC, input_precision=PRECISION)
+        x_CC = load_rows(x_ptr + token * C, i, H * C, T - start, C, C, BOUNDED)
+        dy_VC = tl.dot(dw_VC.to(dtype), x_CC, dy_VC, input_precision=PRECISION)
         if not ENDS:
-            store_tile(dy_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, dy_CV)
-        dseen_CV = -beta_C[:, None] * dy_CV
+            store_transposed(dy_ptr + token * V, block * BLOCK, 0, H * V, V, T - start, dy_VC, BLOCK, C)
+        dseen_VC = -tl.load(beta_ptr + head * C + i)[None, :] * dy_VC
         if HAS_GATE:
             grow_C = tl.exp(g_C)
-            dseen_CV *= grow_C[:, None]
-            do_CV = (do_CV.to(tl.float32) * grow_C[:, None]).to(dtype)
-        ds_KV = tl.dot(tl.trans(q_CK), do_CV, ds_KV, input_precision=PRECISION)
-        ds_KV = tl.dot(tl.trans(k_CK), dseen_CV.to(dtype), ds_KV, input_precision=PRECISION)
-    store_tile(dinitial_ptr + state * (K * COLUMNS), at_K, at_V, COLUMNS, 1, K, COLUMNS, ds_KV)
+            dseen_VC *= grow_C[None, :]
+            do_VC = (do_VC.to(tl.float32) * grow_C[None, :]).to(dtype)
+        ds_VK = tl.dot(dseen_VC.to(dtype), k_CK, ds_VK, input_precision=PRECISION)
+        q_CK = load_rows(q_ptr + token * K, i, H * K, T - start, K, KP, BOUNDED)
+        ds_VK = tl.dot(do_VC, q_CK, ds_VK, input_precision=PRECISION)
+    store_tile(dinitial_ptr + state * (K * COLUMNS), at_V, at_K, 1, COLUMNS, COLUMNS, K, ds_VK)
 
 
 @triton.jit

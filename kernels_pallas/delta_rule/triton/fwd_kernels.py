@@ -21,18 +21,22 @@ Only `state` is sequential over time; the other kernels run all chunks in parall
 (OUT), from the S and Y in its registers, and then writes states and W only for a backward pass (STATES, KEEP). With
 few programs, the time of one program counts, and `out` computes the outputs from the written states (scan.py chooses).
 
-A tile holds all C positions of a chunk on one axis, all keys (padded to KP) and BLOCK value columns at a time. HAS_GATE
-selects Gated DeltaNet; DeltaNet reads no g and computes no decay. Exponents are masked differences of g, because
-unmasked ones overflow above the diagonal. Sums are float32 and products use the input dtype. Positions after T read as
-zero and correct nothing. No computed tile is transposed for a product, because compilers got that wrong on Hopper: the
-kernels compute the transposed tile from loaded tiles instead. Equations and source: `delta_rule/api.py`, arXiv
-2412.06464.
+A tile holds all C positions of a chunk on one axis, all keys (padded to KP) and BLOCK value columns at a time. `state`
+and the pass back over time (`dstate`) transpose their tiles: rows are value columns, as in S^T [V, K] and Y^T [V, C].
+Every computed tile is then a left operand of the next product, which Hopper reads from registers. The right operands
+are loaded tiles, in shared memory.
+
+HAS_GATE selects Gated DeltaNet; DeltaNet reads no g and computes no decay. Exponents are masked differences of g,
+because unmasked ones overflow above the diagonal. Sums are float32 and products use the input dtype. Positions after T
+read as zero and correct nothing. No computed tile is transposed for a product, because compilers got that wrong on
+Hopper: the kernels compute the transposed tile from loaded tiles instead. Equations and source: `delta_rule/api.py`,
+arXiv 2412.06464.
 """
 
 import triton
 import triton.language as tl
 
-from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_tile
+from kernels_pallas.triton.tile_io import load_rows, load_tile, load_transposed, place_of, store_tile, store_transposed
 from kernels_pallas.triton.triangular import SOLVE, product, store_row, third_and_fourth_rows, unit_inverses
 
 
@@ -178,9 +182,11 @@ def state_kernel(
 ):  # fmt: skip
     """Pass BLOCK columns of a head's state through SEGMENT chunks.
 
-    S <- e^{g_C} S + K^T (e^{g_C - g} W). STATES writes the states, KEEP W and OUT o. With ENDS the kernel writes only
-    `last` [B, s, H, K, V + K]: the segment's end state from S = 0, followed by K columns that start from the identity
-    (see state_scan/triton/segments.py).
+    S^T <- e^{g_C} S^T + (e^{g_C - g} W)^T K, with W^T = Y^T (X * G)^T and O^T = e^g S^T Q^T + Y^T M^T. STATES writes
+    the states, KEEP W and OUT o. With ENDS the kernel writes only `last` [B, s, H, K, V + K]: the segment's end state
+    from S = 0, followed by K columns that start from the identity (see state_scan/triton/segments.py).
+
+    The chunk's first load follows the writes of the states, so that its copy to shared memory continues meanwhile.
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
     n_segments: tl.constexpr = (n_chunks + SEGMENT - 1) // SEGMENT
@@ -193,55 +199,45 @@ def state_kernel(
     if n_chunks % SEGMENT != 0:
         n_steps = tl.minimum(SEGMENT, n_chunks - first)
     i, at_K, at_V = tl.arange(0, C), tl.arange(0, KP), block * BLOCK + tl.arange(0, BLOCK)
+    dtype = k_ptr.dtype.element_ty
     state = bs.to(tl.int64) * H + h
     if ENDS:
-        s_KV = tl.where(at_V[None, :] - V == at_K[:, None], 1.0, 0.0)
+        s_VK = tl.where(at_V[:, None] - V == at_K[None, :], 1.0, 0.0)
     else:
-        s_KV = load_tile(start_ptr + state * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
+        s_VK = load_tile(start_ptr + state * (K * V), at_V, at_K, 1, V, V, K, PART, K != KP)
     for step in tl.range(0, n_steps, num_stages=STAGES):
         chunk = first + step
-        head, row = (b * n_chunks + chunk) * H + h, chunk * C + i
-        in_K, in_V, in_C = b * T * H * K + h * K, b * T * H * V + h * V, b * T * H * C + h * C
-        v_CV = load_tile(v_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
-        beta_C = tl.load(beta_ptr + head * C + i)
-        s_low_KV = s_KV.to(k_ptr.dtype.element_ty)
+        head, start = (b * n_chunks + chunk) * H + h, chunk * C
+        token = (b * T + start) * H + h
+        s_low_VK = s_VK.to(dtype)
         if STATES:
-            store_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, s_low_KV)
-        if OUT:  # two tiles in one: keys, X * G and W above queries, M and O
-            row_R = chunk * C + tl.arange(0, 2 * C) % C
-            is_top = (tl.arange(0, 2 * C) < C)[:, None]
-            k_RK = load_rows(tl.where(is_top, k_ptr + in_K, q_ptr + in_K), row_R, H * K, T, K, KP, BOUNDED)
-            x_RC = load_rows(tl.where(is_top, x_ptr + in_C, m_ptr + in_C), row_R, H * C, T, C, C, BOUNDED)
-            seen_RV = tl.dot(k_RK, s_low_KV, input_precision=PRECISION)
-            if HAS_GATE:
-                g_R, end = tl.load(g_ptr + head * C + tl.arange(0, 2 * C) % C), tl.load(g_ptr + head * C + C - 1)
-                seen_RV *= tl.exp(g_R)[:, None]
-            seen_CV = tl.sum(tl.reshape(tl.where(is_top, seen_RV, 0.0), [2, C, BLOCK]), 0)
-            y_CV = (beta_C[:, None] * (v_CV.to(tl.float32) - seen_CV)).to(s_low_KV.dtype)
-            w_RV = tl.dot(x_RC, y_CV, tl.where(is_top, 0.0, seen_RV), input_precision=PRECISION)
-            is_written = (row_R < T)[:, None] & (at_V < V)[None, :]
-            to_RV = row_R[:, None] * (H * V) + at_V[None, :]
-            if KEEP:
-                to_RV += tl.where(is_top, w_ptr + in_V, o_ptr + in_V)
-            else:
-                to_RV, is_written = o_ptr + in_V + to_RV, is_written & (is_top == 0)
-            tl.store(to_RV, w_RV.to(s_low_KV.dtype), mask=is_written)
-            w_RV = tl.where(is_top, w_RV, 0.0)  # queries write nothing
-        else:
-            k_RK = load_rows(k_ptr + in_K, row, H * K, T, K, KP, BOUNDED)
-            x_RC = load_rows(x_ptr + in_C, row, H * C, T, C, C, BOUNDED)
-            g_R = beta_C
-            if HAS_GATE:
-                g_R, end = tl.load(g_ptr + head * C + i), tl.load(g_ptr + head * C + C - 1)
-            y_CV = corrected_values(k_RK, v_CV, beta_C, tl.exp(g_R), s_low_KV, HAS_GATE, PRECISION)
-            w_RV = tl.dot(x_RC, y_CV, input_precision=PRECISION)
-            if KEEP:
-                store_tile(w_ptr + in_V, row, at_V, H * V, 1, T, V, w_RV)
+            store_transposed(states_ptr + head * (K * V), block * BLOCK, 0, V, V, K, s_low_VK, BLOCK, KP)
+        k_CK = load_rows(k_ptr + token * K, i, H * K, T - start, K, KP, BOUNDED)
+        y_VC = tl.dot(s_low_VK, tl.trans(k_CK), input_precision=PRECISION)
+        if OUT:
+            q_CK = load_rows(q_ptr + token * K, i, H * K, T - start, K, KP, BOUNDED)
+            o_VC = tl.dot(s_low_VK, tl.trans(q_CK), input_precision=PRECISION)
         if HAS_GATE:
-            w_RV *= tl.exp(end - g_R)[:, None]
-            s_KV *= tl.exp(end)
-        s_KV = tl.dot(tl.trans(k_RK), w_RV.to(k_RK.dtype), s_KV, input_precision=PRECISION)
-    store_tile(last_ptr + state * (K * COLUMNS), at_K, at_V, COLUMNS, 1, K, COLUMNS, s_KV)
+            g_C, end = tl.load(g_ptr + head * C + i), tl.load(g_ptr + head * C + C - 1)
+            y_VC *= tl.exp(g_C)[None, :]
+            if OUT:
+                o_VC *= tl.exp(g_C)[None, :]
+        v_VC = load_transposed(v_ptr + token * V, block * BLOCK, 0, H * V, V, T - start, BLOCK, C)
+        y_VC = tl.load(beta_ptr + head * C + i)[None, :] * (v_VC.to(tl.float32) - y_VC)
+        y_VC = y_VC.to(dtype)
+        x_CC = load_rows(x_ptr + token * C, i, H * C, T - start, C, C, BOUNDED)
+        w_VC = tl.dot(y_VC, tl.trans(x_CC), input_precision=PRECISION)
+        if KEEP:
+            store_transposed(w_ptr + token * V, block * BLOCK, 0, H * V, V, T - start, w_VC, BLOCK, C)
+        if OUT:
+            m_CC = load_rows(m_ptr + token * C, i, H * C, T - start, C, C, BOUNDED)
+            o_VC = tl.dot(y_VC, tl.trans(m_CC), o_VC, input_precision=PRECISION)
+            store_transposed(o_ptr + token * V, block * BLOCK, 0, H * V, V, T - start, o_VC, BLOCK, C)
+        if HAS_GATE:
+            w_VC *= tl.exp(end - g_C)[None, :]
+            s_VK *= tl.exp(end)
+        s_VK = tl.dot(w_VC.to(dtype), k_CK, s_VK, input_precision=PRECISION)
+    store_tile(last_ptr + state * (K * COLUMNS), at_V, at_K, 1, COLUMNS, COLUMNS, K, s_VK)
 
 
 @triton.jit

@@ -54,14 +54,15 @@ FUSED = 132
 
 # Keyed by kernel and input bits; "fused" is "state" with the outputs. 16-bit entries are the fastest of 12 settings on
 # one H200 at Gated DeltaNet's sizes, except `rows` and kernels where more stages gained little (lab/log/kernels.md).
+# "fused", "state" and "dstate" are from the compiler's report: two programs fit a multiprocessor, one of "state".
 # fp32 spills, most at K = 128: each product is three TF32 products with operands in registers.
 TILES = {
     ("solve", 16): Tile(64, 1, 1),
     ("mix", 16): Tile(64, 4, 1),
-    ("fused", 16): Tile(64, 4, 1),
-    ("state", 16): Tile(32, 4, 2),
+    ("fused", 16): Tile(64, 4, 2),
+    ("state", 16): Tile(64, 4, 3),
     ("out", 16): Tile(64, 4, 1),
-    ("dstate", 16): Tile(64, 4, 1),
+    ("dstate", 16): Tile(64, 4, 2),
     ("rows", 16): Tile(64, 8, 1),  # 2 stages give wrong results on Hopper (Triton 3.6): a race
     ("columns", 16): Tile(64, 4, 1),
     ("solve", 32): Tile(16, 1, 1),
