@@ -79,7 +79,10 @@ def store_tile(ptr, r, c, stride_r: tl.constexpr, stride_c: tl.constexpr, n_r: t
 
 
 @triton.jit
-def transposed_tile(r, c, stride_c: tl.constexpr, n_r, n_c, R: tl.constexpr, N: tl.constexpr):
+def transposed_tile(
+    r, c, stride_c: tl.constexpr, n_r: tl.constexpr, n_c, R: tl.constexpr, N: tl.constexpr,
+    BOUND_R: tl.constexpr, BOUND_C: tl.constexpr,
+):  # fmt: skip
     """Return offsets and mask of a transposed tile: entries r to r + R of the rows c to c + N of a matrix.
 
     Their shape is [16, R / 16, N / 16, 16]: row within 16, entry by 16, row by 16, entry within 16. Triton then gives
@@ -87,23 +90,34 @@ def transposed_tile(r, c, stride_c: tl.constexpr, n_r, n_c, R: tl.constexpr, N: 
     """
     at_r = r + 16 * tl.arange(0, R // 16)[None, :, None, None] + tl.arange(0, 16)[None, None, None, :]
     at_c = c + tl.arange(0, 16)[:, None, None, None] + 16 * tl.arange(0, N // 16)[None, None, :, None]
-    return at_c * stride_c + at_r, (at_r < n_r) & (at_c < n_c)
+    mask = tl.full([16, R // 16, N // 16, 16], True, tl.int1)
+    if BOUND_R:
+        mask &= at_r < n_r
+    if BOUND_C:
+        mask &= at_c < n_c
+    return at_c * stride_c + at_r, mask
 
 
 @triton.jit
-def load_transposed(ptr, r, c, stride_c: tl.constexpr, n_r, n_c, R: tl.constexpr, N: tl.constexpr):
+def load_transposed(
+    ptr, r, c, stride_c: tl.constexpr, n_r: tl.constexpr, n_c, R: tl.constexpr, N: tl.constexpr,
+    BOUND_R: tl.constexpr, BOUND_C: tl.constexpr,
+):  # fmt: skip
     """Return entries r to r + R of the rows c to c + N of a matrix as [R, N].
 
-    Entries from n_r and rows from n_c on are zeros.
+    Where bounded, entries from n_r and rows from n_c on are zeros.
     """
-    at, mask = transposed_tile(r, c, stride_c, n_r, n_c, R, N)
+    at, mask = transposed_tile(r, c, stride_c, n_r, n_c, R, N, BOUND_R, BOUND_C)
     return tl.reshape(tl.permute(tl.load(ptr + at, mask=mask, other=0.0), [1, 3, 2, 0]), [R, N])
 
 
 @triton.jit
-def store_transposed(ptr, r, c, stride_c: tl.constexpr, n_r, n_c, x_RN, R: tl.constexpr, N: tl.constexpr):
+def store_transposed(
+    ptr, r, c, stride_c: tl.constexpr, n_r: tl.constexpr, n_c, R: tl.constexpr, N: tl.constexpr,
+    BOUND_R: tl.constexpr, BOUND_C: tl.constexpr, x_RN,
+):  # fmt: skip
     """Write [R, N] at the positions that `load_transposed` reads."""
-    at, mask = transposed_tile(r, c, stride_c, n_r, n_c, R, N)
+    at, mask = transposed_tile(r, c, stride_c, n_r, n_c, R, N, BOUND_R, BOUND_C)
     x = tl.reshape(x_RN.to(ptr.dtype.element_ty), [R // 16, 16, N // 16, 16])
     tl.store(ptr + at, tl.permute(x, [3, 0, 2, 1]), mask=mask)
 

@@ -23,7 +23,15 @@ import triton
 import triton.language as tl
 
 from kernels_pallas.delta_rule.triton.fwd_kernels import decays
-from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_rows, store_tile, store_transposed
+from kernels_pallas.triton.tile_io import (
+    LOG2_E,
+    load_rows,
+    load_tile,
+    place_of,
+    store_rows,
+    store_tile,
+    store_transposed,
+)
 
 
 @triton.jit
@@ -48,7 +56,8 @@ def dstate_kernel(
     b, first, n_steps = (bs // n_segments).to(tl.int64), bs % n_segments * SEGMENT, SEGMENT
     if n_chunks % SEGMENT != 0:
         n_steps = tl.minimum(SEGMENT, n_chunks - first)
-    i, at_K, at_V = tl.arange(0, C), tl.arange(0, KP), block * BLOCK + tl.arange(0, BLOCK)
+    column, i, at_K = block * BLOCK, tl.arange(0, C), tl.arange(0, KP)
+    at_V = column + tl.arange(0, BLOCK)
     dtype = k_ptr.dtype.element_ty
     state = bs.to(tl.int64) * H + h
     if ENDS:
@@ -61,25 +70,26 @@ def dstate_kernel(
         token = (b * T + start) * H + h
         ds_low_VK = ds_VK.to(dtype)
         if not ENDS:
-            store_transposed(dstates_ptr + head * (K * V), block * BLOCK, 0, V, V, K, ds_low_VK, BLOCK, KP)
+            store_transposed(dstates_ptr + head * (K * V), column, 0, V, V, K, BLOCK, KP, PART, K != KP, ds_low_VK)
         k_CK = load_rows(k_ptr + token * K, i, H * K, T - start, K, KP, BOUNDED)
         dw_VC = tl.dot(ds_low_VK, tl.trans(k_CK), input_precision=PRECISION)
         if HAS_GATE:
             g_C, end = tl.load(g_ptr + head * C + i), tl.load(g_ptr + head * C + C - 1)
-            dw_VC *= tl.exp(end - g_C)[None, :]
-            ds_VK *= tl.exp(end)
+            dw_VC *= tl.exp2((end - g_C) * LOG2_E)[None, :]
+            ds_VK *= tl.exp2(end * LOG2_E)
         m_CC = load_rows(m_ptr + token * C, i, H * C, T - start, C, C, BOUNDED)
         do_VC = load_tile(do_ptr + token * V, at_V, i, 1, H * V, V, T - start, PART, BOUNDED)
         dy_VC = tl.dot(do_VC, m_CC, input_precision=PRECISION)
         x_CC = load_rows(x_ptr + token * C, i, H * C, T - start, C, C, BOUNDED)
         dy_VC = tl.dot(dw_VC.to(dtype), x_CC, dy_VC, input_precision=PRECISION)
         if not ENDS:
-            store_transposed(dy_ptr + token * V, block * BLOCK, 0, H * V, V, T - start, dy_VC, BLOCK, C)
-        dseen_VC = -tl.load(beta_ptr + head * C + i)[None, :] * dy_VC
+            store_transposed(dy_ptr + token * V, column, 0, H * V, V, T - start, BLOCK, C, PART, BOUNDED, dy_VC)
+        dseen_C = -tl.load(beta_ptr + head * C + i)
         if HAS_GATE:
-            grow_C = tl.exp(g_C)
-            dseen_VC *= grow_C[None, :]
+            grow_C = tl.exp2(g_C * LOG2_E)
+            dseen_C *= grow_C
             do_VC = (do_VC.to(tl.float32) * grow_C[None, :]).to(dtype)
+        dseen_VC = dseen_C[None, :] * dy_VC
         ds_VK = tl.dot(dseen_VC.to(dtype), k_CK, ds_VK, input_precision=PRECISION)
         q_CK = load_rows(q_ptr + token * K, i, H * K, T - start, K, KP, BOUNDED)
         ds_VK = tl.dot(do_VC, q_CK, ds_VK, input_precision=PRECISION)

@@ -36,7 +36,15 @@ arXiv 2412.06464.
 import triton
 import triton.language as tl
 
-from kernels_pallas.triton.tile_io import load_rows, load_tile, load_transposed, place_of, store_tile, store_transposed
+from kernels_pallas.triton.tile_io import (
+    LOG2_E,
+    load_rows,
+    load_tile,
+    load_transposed,
+    place_of,
+    store_tile,
+    store_transposed,
+)
 from kernels_pallas.triton.triangular import SOLVE, product, store_row, third_and_fourth_rows, unit_inverses
 
 
@@ -198,7 +206,8 @@ def state_kernel(
     b, first, n_steps = (bs // n_segments).to(tl.int64), bs % n_segments * SEGMENT, SEGMENT
     if n_chunks % SEGMENT != 0:
         n_steps = tl.minimum(SEGMENT, n_chunks - first)
-    i, at_K, at_V = tl.arange(0, C), tl.arange(0, KP), block * BLOCK + tl.arange(0, BLOCK)
+    column, i, at_K = block * BLOCK, tl.arange(0, C), tl.arange(0, KP)
+    at_V = column + tl.arange(0, BLOCK)
     dtype = k_ptr.dtype.element_ty
     state = bs.to(tl.int64) * H + h
     if ENDS:
@@ -211,7 +220,7 @@ def state_kernel(
         token = (b * T + start) * H + h
         s_low_VK = s_VK.to(dtype)
         if STATES:
-            store_transposed(states_ptr + head * (K * V), block * BLOCK, 0, V, V, K, s_low_VK, BLOCK, KP)
+            store_transposed(states_ptr + head * (K * V), column, 0, V, V, K, BLOCK, KP, PART, K != KP, s_low_VK)
         k_CK = load_rows(k_ptr + token * K, i, H * K, T - start, K, KP, BOUNDED)
         y_VC = tl.dot(s_low_VK, tl.trans(k_CK), input_precision=PRECISION)
         if OUT:
@@ -219,23 +228,24 @@ def state_kernel(
             o_VC = tl.dot(s_low_VK, tl.trans(q_CK), input_precision=PRECISION)
         if HAS_GATE:
             g_C, end = tl.load(g_ptr + head * C + i), tl.load(g_ptr + head * C + C - 1)
-            y_VC *= tl.exp(g_C)[None, :]
+            grow_C = tl.exp2(g_C * LOG2_E)
+            y_VC *= grow_C[None, :]
             if OUT:
-                o_VC *= tl.exp(g_C)[None, :]
-        v_VC = load_transposed(v_ptr + token * V, block * BLOCK, 0, H * V, V, T - start, BLOCK, C)
+                o_VC *= grow_C[None, :]
+        v_VC = load_transposed(v_ptr + token * V, column, 0, H * V, V, T - start, BLOCK, C, PART, BOUNDED)
         y_VC = tl.load(beta_ptr + head * C + i)[None, :] * (v_VC.to(tl.float32) - y_VC)
         y_VC = y_VC.to(dtype)
         x_CC = load_rows(x_ptr + token * C, i, H * C, T - start, C, C, BOUNDED)
         w_VC = tl.dot(y_VC, tl.trans(x_CC), input_precision=PRECISION)
         if KEEP:
-            store_transposed(w_ptr + token * V, block * BLOCK, 0, H * V, V, T - start, w_VC, BLOCK, C)
+            store_transposed(w_ptr + token * V, column, 0, H * V, V, T - start, BLOCK, C, PART, BOUNDED, w_VC)
         if OUT:
             m_CC = load_rows(m_ptr + token * C, i, H * C, T - start, C, C, BOUNDED)
             o_VC = tl.dot(y_VC, tl.trans(m_CC), o_VC, input_precision=PRECISION)
-            store_transposed(o_ptr + token * V, block * BLOCK, 0, H * V, V, T - start, o_VC, BLOCK, C)
+            store_transposed(o_ptr + token * V, column, 0, H * V, V, T - start, BLOCK, C, PART, BOUNDED, o_VC)
         if HAS_GATE:
-            w_VC *= tl.exp(end - g_C)[None, :]
-            s_VK *= tl.exp(end)
+            w_VC *= tl.exp2((end - g_C) * LOG2_E)[None, :]
+            s_VK *= tl.exp2(end * LOG2_E)
         s_VK = tl.dot(w_VC.to(dtype), k_CK, s_VK, input_precision=PRECISION)
     store_tile(last_ptr + state * (K * COLUMNS), at_V, at_K, 1, COLUMNS, COLUMNS, K, s_VK)
 
