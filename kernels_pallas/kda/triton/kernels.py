@@ -126,7 +126,8 @@ def weights_kernel(
 ):  # fmt: skip
     """Compute the weighted operands and both scores of a chunk and head.
 
-    The loop is right for chunks whose sums stay above -NEAR. Other chunks overwrite k^ and their scores in a branch.
+    The scores of the loop are right for chunks whose sums stay above -NEAR. Other chunks compute theirs in a branch,
+    from sums with the same bits: the scores of earlier positions do not depend on the branch.
     """
     n_blocks: tl.constexpr = (K + KEYS - 1) // KEYS
     PART: tl.constexpr = K % KEYS != 0
@@ -187,11 +188,7 @@ def weights_kernel(
         for block in range(n_blocks):
             at_K = block * KEYS + tl.arange(0, KEYS)
             log_w_CK = log_decays(decay_ptr, bias_ptr, rate, row, at_K, T, H, K, KEYS, LOWER, PRECISE, BOUNDED)
-            g_CK, end_K = tl.cumsum(log_w_CK, 0), tl.sum(log_w_CK, 0)
-            store_tile(sums_ptr, i, at_K, H * K, 1, C, K, g_CK)
-            k_CK = load_tile(k_ptr, row, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
-            k_out_CK = k_CK * tl.exp2(end_K[None, :] - g_CK) * gate_C[:, None]
-            store_tile(k_out_ptr, row, at_K, H * K, 1, T, K, k_out_CK)
+            store_tile(sums_ptr, i, at_K, H * K, 1, C, K, over_time(before_CC, log_w_CK, 3, PRECISE))
         tl.debug_barrier()  # other threads read these sums, in other layouts
         n_CC = far_scores(
             q_ptr, k_ptr, beta_ptr, sums_ptr, start, T, H, K, KEYS, C, False, CHANNELS, BOUNDED, PRECISION
