@@ -271,8 +271,13 @@ def difference(got: Any, want: Any) -> float:
 
 
 def in_kernels(f: Callable, both: Callable, inputs: Sequence[jax.Array], cotangent: Any) -> dict[str, Any]:
-    """Return the profiled kernel times in ms, in total and by kernel: forward, and forward with backward."""
+    """Return the profiled kernel times in ms, in total and by kernel: forward, and forward with backward.
+
+    After torch's profiler, JAX's profiles have no kernels in the same process. The result is then empty.
+    """
     forward, training = kernel_ms(lambda: f(*inputs)), kernel_ms(lambda: both(cotangent, *inputs))
+    if not forward:
+        return {}
     return {
         "device_forward_ms": sum(forward.values()),
         "device_training_ms": sum(training.values()),

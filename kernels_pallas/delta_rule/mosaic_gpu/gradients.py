@@ -433,6 +433,7 @@ def gradients(
         grid_names=("program",),
         num_threads=3,
         thread_name="group",
+        name="delta_rule_gradients",
         interpret=interpret,
     )(q, k, v, w, beta_BcHC, g, states, do, dy, d_states)
     return dq[:, :T], dk[:, :T], dv[:, :T], *vectors[: 1 + n.gate]
