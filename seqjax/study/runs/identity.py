@@ -13,8 +13,9 @@ from seqjax.study.runs import checks
 from seqjax.study.runs.runner import Run
 from seqjax.training import identity, mirrors, workdir
 
-# Settings that do not change results: names, and paths. The data at a path has a separate hash.
-LABELS = ("name", "size", "eval.path", *identity.MAY_CHANGE)
+# Settings that change results at most through the order of sums, and names and paths. The data at a path has a separate
+# hash.
+LABELS = ("name", "size", "eval.path", "model.scan_layers", *identity.MAY_CHANGE)
 
 
 def changed(recorded: Mapping[str, Any], config: Config, *, may_grow: bool = True) -> list[str]:

@@ -58,12 +58,13 @@ def test_missing_recorded_setting_has_its_default():
     assert identity.changed(recorded, conv) == ["model.mixer.conv: False -> True"]
 
 
-def test_names_paths_and_backends_are_ignored():
+def test_names_paths_backends_and_loops_over_layers_are_ignored():
     config = read(CONFIG)
     changes = {"name": "x", "size": "y"}
     other = dataclasses.replace(config, **changes, data=dataclasses.replace(config.data, path="elsewhere"))
     recorded = to_dict(other)
     recorded["model"]["mixer"]["implementation"] = "xla"
+    recorded["model"]["scan_layers"] = not config.model.scan_layers
     assert identity.changed(recorded, config) == []
 
 
