@@ -35,26 +35,14 @@ from seqjax.study.runs.record import Records
 RESULTS = Path(__file__).parents[1] / "results"
 BENCHMARKS = RESULTS.parents[1] / "benchmarks" / "results"
 SHORT, LONG = 2_048, 102_400
-# Recorded training steps -> footnote marks in the table. A mixer's speed comes from the first file that has it.
+# Recorded training steps -> footnote marks in the table. A mixer's speed comes from the first file that has it: one run
+# of all mixers with kernels, then the mixers that it left out.
 SPEEDS = {
-    "train_step_backward": "¹",
-    "train_step_fused": "²",
     "train_step": "",
-    "train_step_kernels": "³",
-    "train_step_blocks": "⁴",
-    "train_step_blocks_rest": "⁵",
-    "train_step_ttt": "⁶",
-    "train_step_rest": "⁷",
-    "train_step_before": "⁸",
-}
-# Mixers with current kernels that were only measured on another GPU; then older kernels, whose mixers are in the files
-# above.
-SPEEDS |= {
-    "train_step_h100_fox": "⁹",
-    "train_step_h100_rest": "¹⁰",
-    "train_step_older": "¹¹",
-    "train_step_kernels_before": "",
-    "train_step_unrolled": "",
+    "train_step_blocks": "¹",
+    "train_step_kernels": "²",
+    "train_step_ttt": "³",
+    "train_step_h100_rest": "⁴",
 }
 LONG_SPEEDS = ("train_step_135m_100k_selection", "train_step_135m_100k_recurrent", "train_step_135m_100k")
 # Labels of configs that no study has.

@@ -1,4 +1,4 @@
-"""Write the numbers of docs/results.md and README.md from the recorded results: `python -m lab.pages.results`.
+"""Write the numbers of README.md, docs/results.md and two pages of the lab: `python -m lab.pages.results`.
 
 A page has its generated text between `<!--NAME-->` and `<!--/NAME-->`, where NAME is a key of `BLOCKS`. Gaps come from
 lab/results/STUDY/leaderboard.csv and speeds from benchmarks/results (all_mixers.py chooses the files). If the numbers
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from lab.pages import all_mixers, parts
+from benchmarks.harness import plot
+from lab.pages import all_mixers, parts, steps
 from seqjax.study import gaps
 from seqjax.study.report import forest, leaderboard
 from seqjax.study.report.tables import markdown
@@ -43,17 +44,10 @@ WORDS = {3: "three", 8: "eight", 9: "nine"}
 TIMED = {PUBLISHED: "Transformer++"}
 # Speed record -> day: date of the measured commit, or of the file if it names no commit.
 DAYS = {
-    "train_step_backward": "2026-11-29",
-    "train_step_fused": "2026-11-29",
-    "train_step": "2026-11-25",
-    "train_step_kernels": "2026-11-29",
+    "train_step": "2026-11-29",
     "train_step_blocks": "2026-11-29",
-    "train_step_blocks_rest": "2026-11-29",
+    "train_step_kernels": "2026-11-29",
     "train_step_ttt": "2026-11-29",
-    "train_step_rest": "2026-11-25",
-    "train_step_before": "2026-11-25",
-    "train_step_older": "2026-11-25",
-    "train_step_h100_fox": "2026-11-26",
     "train_step_h100_rest": "2026-11-28",
     "train_step_135m_100k_selection": "2026-11-25",
     "train_step_135m_100k_recurrent": "2026-11-25",
@@ -352,6 +346,8 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
         "answer": answer, "leaderboard": all_gaps, "speed": speed, "speeds": speeds, "claims": claims,
         "blocks": blocks, "tokens": tokens, "length": length, "questions": questions,
     },
+    "lab/results/mixers.md": {"steps": steps.steps},
+    "lab/results/kernels.md": {"ops": steps.ops, "profiles": steps.profiles},
 }  # fmt: skip
 
 
@@ -369,3 +365,4 @@ if __name__ == "__main__":
     for name in BLOCKS:
         path = ROOT / name
         path.write_text(page(name, path.read_text(encoding="utf-8")), encoding="utf-8")
+    plot.save(steps.picture(), RESULTS / "steps.png")

@@ -47,7 +47,7 @@ def results():
     return runpy.run_path(str(PAGES / "results.py"))
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md", "lab/results/mixers.md", "lab/results/kernels.md"])
 def test_generated_numbers_are_current(results, name):
     """`python -m lab.pages.results` writes the numbers."""
     text = (support.ROOT / name).read_text(encoding="utf-8")
