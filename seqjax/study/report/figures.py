@@ -106,7 +106,7 @@ def _by_domain(records: Records, runs: Runs, styles: Styles, limit: float) -> Fi
             end = next((line.points[0] for line in lines if len(line.points)), None)  # at the right
             ends += [] if end is None else [End(float(end[0]), float(end[1]), name, styles[name]["color"])]
         _finish(panel, records, heading)
-    axes[0].set_ylabel(f"loss ({records.unit.name}; {BETTER})")
+    axes[0].set_ylabel(f"loss\n({records.unit.name};\n{BETTER})")
     _set_limits(axes)
     _finish_figure(figure, records, runs, limit)
     label_ends({axes[-1]: ends})
@@ -128,7 +128,7 @@ def _by_point(records: Records, runs: Runs, styles: Styles, limit: float) -> Fig
             labels[panel] |= {name: Named(points, styles[name]["color"])} if points else {}
         panel.margins(y=0.1)
         _finish(panel, records, heading)
-    axes[0].set_ylabel(f"loss ({records.unit.name}; {BETTER})")
+    axes[0].set_ylabel(f"loss\n({records.unit.name};\n{BETTER})")
     _set_limits(axes)
     _finish_figure(figure, records, runs, limit)
     label_points(labels)

@@ -194,7 +194,8 @@ def gap_over_speed(path: str | Path, records: Records, compared: Compared | None
         labels[panel] = {
             numbers.get(name, name): Named([(table[name], values[name].value)], looks[name]["color"]) for name in names
         }
-    axes[0].set_ylabel(f"{leaderboard.shown_name(rows, reference)}\n({records.unit.name}; {BETTER})")
+    quantity = wrapped(leaderboard.shown_name(rows, reference), 30)
+    axes[0].set_ylabel(f"{quantity}\n({records.unit.name}; {BETTER})")
     figure.suptitle(f"{records.title}\n{TO_THE_LOWER_RIGHT}", x=0.01, ha="left", fontsize=11)
     _add_names(axes[0], numbers, looks)
     label_points(labels)
