@@ -1,4 +1,5 @@
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -6,8 +7,9 @@ import jax
 import pytest
 
 from kernels_pallas import device, xla_tiles
-from kernels_pallas.triton import runtime
+from kernels_pallas.triton import interpreter, runtime
 from tests import extras
+from tests.kernels import gpu_sums
 from tests.kernels.common import HOW, ON_GPU
 
 HERE = Path(__file__).parent
@@ -85,6 +87,13 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(segments, "length", lambda *sizes, work: passes.append(sizes) or 2)
     yield
     assert passes
+
+
+@pytest.fixture(autouse="gpu" in os.environ.get("SEQJAX_TEST_SUMS", ""))
+def gpus_order_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add in a GPU's order in the interpreter; SEQJAX_TEST_SUMS=gpu selects this for every test."""
+    if interpreter.is_chosen():
+        gpu_sums.use(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

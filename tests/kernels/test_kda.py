@@ -95,7 +95,17 @@ def test_16_bit_inputs_round_operands_only(implementation, gates) -> None:
         assert np.abs(g.astype(np.float64) - w).max() <= math.sqrt(ROUNDINGS) * UNIT * scale, name
 
 
+@pytest.mark.usefixtures("gpus_order_of_sums")
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_sums_of_strong_decays_have_equal_rounding(implementation) -> None:
+    """The weight of the last written key is 1, a difference of sums near 3,000."""
+    arrays = draw("channels", 64, 20, 8, decay=30.0)
+    got = fast_jit(partial(op, implementation=implementation))(*arrays)
+    assert_each_close(got, fast_jit(reference.kda)(*arrays), of_ones="none")
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("gpus_order_of_sums")
 @pytest.mark.parametrize("gates", ["heads", "channels"])
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_is_causal_and_deterministic(implementation, gates) -> None:
