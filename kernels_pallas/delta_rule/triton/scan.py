@@ -54,7 +54,7 @@ FUSED = 132
 
 # Keyed by kernel and input bits; "fused" is "state" with the outputs. 16-bit entries are the fastest of 12 settings on
 # one H200 at Gated DeltaNet's sizes, except `rows` and kernels where more stages gained little (lab/log/kernels.md).
-# "fused", "state" and "dstate" are from the compiler's report: two programs fit a multiprocessor, one of "state".
+# "fused" and "dstate" are the fastest of four settings there; two programs fit a multiprocessor.
 # fp32 spills, most at K = 128: each product is three TF32 products with operands in registers.
 TILES = {
     ("solve", 16): Tile(64, 1, 1),
