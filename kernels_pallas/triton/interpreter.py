@@ -35,7 +35,7 @@ def host_function(kernel: Any, out_shape: tuple, grid: tuple, constants: dict) -
     def run(*arrays: Any) -> tuple[np.ndarray, ...]:
         import torch
 
-        _patch_interpreter()
+        patch_interpreter()
         inputs = [_to_torch(np.asarray(x)) for x in arrays]
         outputs = [_to_torch(_fresh(x.shape, np.dtype(x.dtype))) for x in out_shape]
         with _lock, torch.no_grad(), np.errstate(all="ignore"), warnings.catch_warnings():
@@ -71,7 +71,7 @@ def _to_numpy(x: Any, dtype: np.dtype) -> np.ndarray:
 
 
 @cache
-def _patch_interpreter() -> None:
+def patch_interpreter() -> None:
     """Patch two defects and one slow path of triton 3.6's interpreter.
 
     * bf16, which the interpreter stores as uint16: `tl.dot` multiplies the bit patterns, integer 1 cast to bf16 stores

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernels_pallas.triton.interpreter import patch_interpreter
+
 STEP = 8  # terms that a matrix product adds at a time, as TF32 instructions do
 
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change the order in the interpreter until the test ends."""
+    """Change the order in the interpreter until the test ends; products of bf16 keep theirs."""
+    patch_interpreter()  # otherwise the first kernel call would patch these functions once more
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     usual_dot, handle = interpreter.InterpreterBuilder.create_dot, interpreter.TensorHandle
 
