@@ -22,7 +22,8 @@ extras.need("triton")
 # e^-59.
 SPILLED = {"out_kernel": 432, "rows_kernel": 200, "columns_kernel": 420, "keys_kernel": 480}
 SPILLED_IN = {"linear-attention-low-rank": 230, "linear-attention-any-decay": 1150}
-SPILLED |= {"inside_bwd_kernel": 220, "reads_bwd_kernel": 120}  # log_linear, on an A100 and a Hopper GPU
+# log_linear, on an A100 and a Hopper GPU; Triton 3.7 has 120 for the second, 3.8 and 3.9 have 128
+SPILLED |= {"inside_bwd_kernel": 220, "reads_bwd_kernel": 128}
 SPILLED_IN |= {"kda": 1900, "kda-channels": 1900}  # keys_kernel, most of it where decays are below e^-101
 SPILLED_IN |= {"path-walk": 180, "path-walk-gates": 200}  # dq_kernel on an A100
 
