@@ -38,6 +38,7 @@ FLAGS.add_argument("--dim", type=int, default=0, help="dimension of keys and val
 FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
 options.parse_early(FLAGS, __name__)
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -253,12 +254,12 @@ def implementations(case: str, inputs: Sequence[jax.Array], dim: int) -> list[st
     """Return the implementations to time here: on a GPU all kernels, and xla without a dim."""
     if jax.default_backend() != "gpu":
         return ["xla"]
-    names = ["pallas"] if case in IN_MOSAIC else []
-    try:
-        jax.eval_shape(function(case, "pallas"), *inputs) if names else None
-    except BackendError:  # a GPU other than Hopper
-        names = []
-    return [*names, "triton", *([] if dim else ["xla"])]
+    names = ["triton"] if dim else ["triton", "xla"]
+    if case in IN_MOSAIC:
+        with contextlib.suppress(BackendError):  # a GPU other than Hopper
+            jax.eval_shape(function(case, "pallas"), *inputs)
+            names.insert(0, "pallas")
+    return names
 
 
 def difference(got: Any, want: Any) -> float:
@@ -270,18 +271,18 @@ def difference(got: Any, want: Any) -> float:
     return max(of(a, b) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
 
 
-def in_kernels(f: Callable, both: Callable, inputs: Sequence[jax.Array], cotangent: Any) -> dict[str, Any]:
+def in_kernels(forward: Callable[[], Any], training: Callable[[], Any]) -> dict[str, Any]:
     """Return the profiled kernel times in ms, in total and by kernel: forward, and forward with backward.
 
     After torch's profiler, JAX's profiles have no kernels in the same process. The result is then empty.
     """
-    forward, training = kernel_ms(lambda: f(*inputs)), kernel_ms(lambda: both(cotangent, *inputs))
-    if not forward:
+    of_forward, of_training = kernel_ms(forward), kernel_ms(training)
+    if not of_forward:
         return {}
     return {
-        "device_forward_ms": sum(forward.values()),
-        "device_training_ms": sum(training.values()),
-        "by_kernel": {"forward": forward, "training": training},
+        "device_forward_ms": sum(of_forward.values()),
+        "device_training_ms": sum(of_training.values()),
+        "by_kernel": {"forward": of_forward, "training": of_training},
     }
 
 
@@ -303,17 +304,18 @@ def run(case: str, B: int, T: int, *, small: bool, dim: int, repeats: int, call_
         want = both(function(case, "xla"))(jax.tree.map(lambda t: t.astype(jnp.float32), cotangent), *wide)
     rows: dict[str, dict[str, Any]] = {}
     for name in implementations(case, inputs, dim):
-        f = function(case, name)
+        f = jax.jit(function(case, name))
+        train = both(f)
         forward = measure(f, inputs, repeats=repeats, seconds=call_s)
-        training = measure(both(f), (cotangent, *inputs), repeats=repeats, seconds=call_s)
+        training = measure(train, (cotangent, *inputs), repeats=repeats, seconds=call_s)
         rows[name] = {
             "forward_ms": forward["ms"],
             "training_ms": training["ms"],
             "compiled_bytes": training["compiled_bytes"],
-            "difference": difference(both(f)(cotangent, *inputs), want),
+            "difference": difference(train(cotangent, *inputs), want),
         }
         if jax.default_backend() == "gpu":
-            rows[name] |= in_kernels(jax.jit(f), both(f), inputs, cotangent)
+            rows[name] |= in_kernels(partial(f, *inputs), partial(train, cotangent, *inputs))
     for package in torch_fla.available(case, dim):
         row = torch_fla.measure(package, case, inputs, cotangent, repeats=repeats, seconds=call_s)
         rows[package] = row | {"difference": difference(row.pop("out"), want[0])}

@@ -49,17 +49,21 @@ def kernels(directory: str) -> list[Kernel]:
     return ran
 
 
+def profiled(call: Callable[[], Any], *, calls: int) -> list[Kernel]:
+    """Return the kernels of some calls, after three calls without a profile."""
+    seconds_per_call(call, calls=3, repeats=1)
+    with tempfile.TemporaryDirectory() as directory:
+        with jax.profiler.trace(directory):
+            seconds_per_call(call, calls=calls, repeats=1)
+        return kernels(directory)
+
+
 def kernel_ms(call: Callable[[], Any], *, calls: int = 10) -> dict[str, float]:
     """Return the milliseconds per call of each kernel, by name, longest first.
 
     Numbers at the end of a name are dropped. The times have no gaps between kernels.
     """
-    seconds_per_call(call, calls=2, repeats=1)
-    with tempfile.TemporaryDirectory() as directory:
-        with jax.profiler.trace(directory):
-            seconds_per_call(call, calls=calls, repeats=1)
-        ran = kernels(directory)
     total: dict[str, float] = collections.defaultdict(float)
-    for kernel in ran:
+    for kernel in profiled(call, calls=calls):
         total[re.sub(r"[._\d]+$", "", kernel.symbol)] += (kernel.end - kernel.start) / 1e6 / calls
     return dict(sorted(total.items(), key=lambda item: -item[1]))

@@ -30,7 +30,6 @@ options.parse_early(FLAGS, __name__)
 
 import collections
 import re
-import tempfile
 import time
 from typing import Any
 
@@ -40,8 +39,7 @@ from benchmarks import train_step
 from benchmarks.harness import report
 from benchmarks.harness.configs import chosen, configured
 from benchmarks.harness.machine import machine
-from benchmarks.harness.timing import seconds_per_call
-from benchmarks.harness.trace import Kernel, kernels
+from benchmarks.harness.trace import Kernel, profiled
 from seqjax.command_line import run_command
 
 PARTS = ("mixer", "mlp", "loss", "optimizer")
@@ -92,11 +90,7 @@ def covered_ms(ran: list[Kernel]) -> float:
 def profile(stepper: train_step.Stepper, *, steps: int) -> dict[str, Any]:
     """Return milliseconds per step and device: by part, by kernel, idle, and in exposed collectives."""
     known = instructions(stepper.compiled.as_text())
-    seconds_per_call(stepper, calls=3, repeats=1)
-    with tempfile.TemporaryDirectory() as directory:
-        with jax.profiler.trace(directory):
-            seconds_per_call(stepper, calls=steps, repeats=1)
-        ran = kernels(directory)
+    ran = profiled(stepper, calls=steps)
     wall = (max(k.end for k in ran) - min(k.start for k in ran)) / 1e6 / steps if ran else 0.0
     by_device: dict[str, list[Kernel]] = collections.defaultdict(list)
     parts: dict[str, float] = collections.defaultdict(float)

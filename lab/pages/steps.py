@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.harness import plot
+from benchmarks.harness import limits, plot
 from benchmarks.harness.configs import configured, label
 from lab.pages import all_mixers
 from seqjax.pictures import COLORS
@@ -23,46 +23,46 @@ OPS = "scans_rivals"
 YARDSTICK = "transformer_pp"
 TITLES = {"kda:model.mixer.heads=12,model.mixer.channel_gates=True,model.mlp.dim=1536": "`kda`, Gated DeltaNet-2"}
 PARTS = ("mixer, forward", "mixer, again", "mixer, backward")
-CHANGED = 1.05  # the picture names larger ratios; without a change, two runs differ by up to 4%
+CHANGED = 1.05  # the picture names larger ratios; repeats of one config differ by up to 6%
 PRODUCTS = re.compile("custom-call|cublas|gemm|nvjet")
-FLOPS, BYTES = 790e12, 4.1e12  # per second, as measured on an H200
+FLOPS, BYTES = limits.DEVICES["H200"].flops, 4.1e12  # per second; a copy alone moves 4.3e12 bytes
 
 
 def steps() -> str:
-    """Return one row per config, fastest first; configs that did not run are left out."""
-    now, before = (_measured(file) for file in (STEPS, STEPS_BEFORE))
+    """Return one row per config, fastest first."""
+    now, before = (all_mixers.recorded(file)["results"] for file in (STEPS, STEPS_BEFORE))
     settings = all_mixers.recorded(STEPS)["settings"]
     tokens = settings["batch"] * settings["seq_len"]
     lines = []
-    for name in sorted(now, key=lambda name: -now[name]["tokens_per_s"]):
-        result, old = now[name], before.get(name)
+    for name in _fastest_first(now):
+        result, old = now[name], before[name]
         layers = configured(name, settings["size"], batch=0, seq_len=0).model.n_layers
         rate = result["tokens_per_s"]
         lines.append(
             [
                 _title(name),
                 f"{rate / 1e3:.0f}k",
+                f"{old['tokens_per_s'] / 1e3:.0f}k",
+                f"{rate / old['tokens_per_s']:.2f}",
                 f"{rate / now[YARDSTICK]['tokens_per_s']:.2f}",
-                f"{old['tokens_per_s'] / 1e3:.0f}k" if old else "",
-                f"{rate / old['tokens_per_s']:.2f}" if old else "",
                 f"{result['mfu']:.1%}",
                 f"{result['compiled_bytes'] / 2**30:.1f}",
                 f"{result['cache_bytes'] / 1e6:.2f}",
                 f"{result['kernels'] / layers:,.0f}",
-                f"{old['kernels'] / layers:,.0f}" if old else "",
+                f"{old['kernels'] / layers:,.0f}",
                 f"{1e3 * tokens / rate:.1f}",
                 f"{1e3 * tokens * result['flops_per_token'] / FLOPS:.0f}",
                 f"{1e3 * result['moved_bytes'] / BYTES:.0f}",
             ]
         )
-    header = ["config", "tokens/s", "of Transformer++", "before", "times", "MFU", "GiB", "state MB", "kernels a layer"]
+    header = ["config", "tokens/s", "before", "times", "of Transformer++", "MFU", "GiB", "state MB", "kernels a layer"]
     return markdown([*header, "before", "ms a step", "FLOPs", "bytes"], lines).rstrip()
 
 
 def picture() -> Figure:
     """Return each config's training speed before (grey) and now, fastest first."""
-    now, before = (_measured(file) for file in (STEPS, STEPS_BEFORE))
-    names = sorted(now, key=lambda name: now[name]["tokens_per_s"])
+    now, before = (all_mixers.recorded(file)["results"] for file in (STEPS, STEPS_BEFORE))
+    names = _fastest_first(now)[::-1]
     made, (axes,) = plot.figure(7, 0.9 + 0.22 * len(names))
     for i, name in enumerate(names):
         new, old = (of[name]["tokens_per_s"] / 1e3 for of in (now, before))
@@ -92,7 +92,7 @@ def profiles(longest: int = 5) -> str:
     of_both = [all_mixers.recorded(file)["results"] for file in (PROFILES_BEFORE, PROFILES)]
     lines = []
     for name in of_both[-1]:
-        before, now = (of_all[name] for of_all in of_both)
+        before, now = (results[name] for results in of_both)
         lines.append([f"{_title(name)}, the step", *(f"{of['step_ms']:.1f}" for of in (before, now)), "", ""])
         for part in PARTS:
             times = (f"{of['parts'].get(part, 0.0):.1f}" for of in (before, now))
@@ -129,8 +129,8 @@ def _short(kernel: str) -> str:
     return re.sub("(_mosaic_gpu)?_kernel$", "", kernel)
 
 
-def _measured(file: str) -> dict[str, Any]:
-    return {name: result for name, result in all_mixers.recorded(file)["results"].items() if "error" not in result}
+def _fastest_first(results: Mapping[str, Any]) -> list[str]:
+    return sorted(results, key=lambda name: -results[name]["tokens_per_s"])
 
 
 def _title(name: str) -> str:

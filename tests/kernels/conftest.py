@@ -89,7 +89,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert passes
 
 
-@pytest.fixture(autouse="gpu" in os.environ.get("SEQJAX_TEST_SUMS", ""))
+@pytest.fixture(autouse=os.environ.get("SEQJAX_TEST_SUMS") == "gpu")
 def gpus_order_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add in a GPU's order in the interpreter; SEQJAX_TEST_SUMS=gpu selects this for every test."""
     if interpreter.is_chosen():
